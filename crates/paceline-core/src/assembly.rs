@@ -1,0 +1,61 @@
+//! Assembly: when a contribution is complete on every shard, and so may count on every shard.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{Contribution, ShardId, Version, WorkerId};
+
+/// Contributions of which some shards hold their part. Half a contribution never reaches a sum:
+/// only a whole one leaves here.
+#[derive(Debug)]
+pub(crate) struct Assembly {
+    shards: u32,
+    parts: BTreeMap<(WorkerId, Version), Parts>,
+}
+
+#[derive(Debug, Default)]
+struct Parts {
+    said: Option<Contribution>,
+    staged: BTreeSet<ShardId>,
+}
+
+impl Assembly {
+    pub(crate) fn new(shards: u32) -> Self {
+        Assembly { shards, parts: BTreeMap::new() }
+    }
+
+    /// The worker says what it has put on the shards. Returns the contribution if it is whole.
+    pub(crate) fn said(&mut self, contribution: Contribution) -> Option<Contribution> {
+        let key = (contribution.worker, contribution.base);
+        self.parts.entry(key).or_default().said = Some(contribution);
+        self.whole(key)
+    }
+
+    /// A shard holds its part, checked. Returns the contribution if it is whole.
+    pub(crate) fn staged(
+        &mut self,
+        worker: WorkerId,
+        base: Version,
+        shard: ShardId,
+    ) -> Option<Contribution> {
+        self.parts.entry((worker, base)).or_default().staged.insert(shard);
+        self.whole((worker, base))
+    }
+
+    /// Nothing more will come of this worker's parts.
+    pub(crate) fn forget(&mut self, worker: WorkerId) {
+        self.parts.retain(|&(owner, _), _| owner != worker);
+    }
+
+    /// The worker gave up before its contribution was whole.
+    pub(crate) fn abandon(&mut self, worker: WorkerId, base: Version) {
+        self.parts.remove(&(worker, base));
+    }
+
+    fn whole(&mut self, key: (WorkerId, Version)) -> Option<Contribution> {
+        let parts = self.parts.get(&key)?;
+        if parts.staged.len() < self.shards as usize || parts.said.is_none() {
+            return None;
+        }
+        self.parts.remove(&key)?.said
+    }
+}

@@ -1,0 +1,213 @@
+//! The coordinator: round machine, data ledger and assembly of contributions, as one sans-IO whole.
+//!
+//! This is what the network server, the simulator and the tests drive. They report what happened,
+//! call [`Coordinator::advance`], and act on [`Coordinator::poll_event`].
+
+use std::collections::VecDeque;
+
+use crate::{
+    Contribution, Event, EventKind, LeaveReason, Ledger, LedgerError, MachineError, Phase, Policy,
+    Round, RoundConfig, RoundMachine, ShardId, StopReason, Straggler, Time, Version, Work,
+    WorkerId, assembly::Assembly,
+};
+
+/// Decides who computes what, what counts, and when a round ends.
+pub struct Coordinator {
+    machine: RoundMachine,
+    ledger: Ledger,
+    assembly: Assembly,
+    /// Samples a worker is given per round.
+    batch: u32,
+    straggler: Straggler,
+    /// The last round's update is applied on every shard.
+    published: bool,
+    events: VecDeque<Event>,
+}
+
+impl Coordinator {
+    /// Rounds from `first` on over `shards` shards, each worker given `batch` samples a round.
+    pub fn new(
+        config: RoundConfig,
+        policy: Box<dyn Policy>,
+        ledger: Ledger,
+        batch: u32,
+        shards: u32,
+        first: Round,
+    ) -> Self {
+        Coordinator {
+            straggler: config.straggler,
+            machine: RoundMachine::new(config, policy, first),
+            ledger,
+            assembly: Assembly::new(shards),
+            batch,
+            published: true,
+            events: VecDeque::new(),
+        }
+    }
+
+    /// The round machine, to look at.
+    pub fn machine(&self) -> &RoundMachine {
+        &self.machine
+    }
+
+    /// The books, to look at.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// The next thing that happened, in order.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// A worker is here.
+    pub fn handle_join(
+        &mut self,
+        worker: WorkerId,
+        name: &str,
+        now: Time,
+    ) -> Result<(), MachineError> {
+        self.machine.handle_join(worker, name, now)
+    }
+
+    /// A worker is gone; what it held goes to others.
+    pub fn handle_leave(
+        &mut self,
+        worker: WorkerId,
+        why: LeaveReason,
+        now: Time,
+    ) -> Result<(), MachineError> {
+        self.machine.handle_leave(worker, why, now)?;
+        self.pump();
+        Ok(())
+    }
+
+    /// A worker has finished some of its micro-batches.
+    pub fn handle_progress(&mut self, worker: WorkerId, base: Version, done: u32) {
+        self.machine.handle_progress(worker, base, done);
+    }
+
+    /// A straggler stopped, having pushed nothing or half.
+    pub fn handle_aborted(&mut self, worker: WorkerId, base: Version, done: u32, now: Time) {
+        self.assembly.abandon(worker, base);
+        self.machine.handle_aborted(worker, base, done, now);
+    }
+
+    /// A worker says what it has put, or is putting, on the shards.
+    pub fn handle_done(
+        &mut self,
+        contribution: Contribution,
+        now: Time,
+    ) -> Result<(), MachineError> {
+        match self.assembly.said(contribution) {
+            Some(whole) => self.arrive(whole, now),
+            None => Ok(()),
+        }
+    }
+
+    /// A shard holds its whole part of a contribution, checked.
+    pub fn handle_staged(
+        &mut self,
+        worker: WorkerId,
+        base: Version,
+        shard: ShardId,
+        now: Time,
+    ) -> Result<(), MachineError> {
+        match self.assembly.staged(worker, base, shard) {
+            Some(whole) => self.arrive(whole, now),
+            None => Ok(()),
+        }
+    }
+
+    fn arrive(&mut self, whole: Contribution, now: Time) -> Result<(), MachineError> {
+        self.machine.handle_arrival(whole, now)?;
+        self.pump();
+        Ok(())
+    }
+
+    /// The last round's update is applied on every shard: the next may open.
+    pub fn handle_published(&mut self) {
+        self.published = true;
+    }
+
+    /// Does what follows from all that was reported: opens a round, gives work, cuts, closes.
+    pub fn advance(&mut self, now: Time) {
+        if self.published && self.machine.can_open(now) {
+            let work: Vec<Work> =
+                self.machine.idle().into_iter().filter_map(|worker| self.take(worker)).collect();
+            if !work.is_empty() {
+                self.machine.open(work, now);
+            }
+        }
+        for worker in self.machine.wanted() {
+            if let Some(work) = self.take(worker) {
+                self.machine.enlist(work, now);
+            }
+        }
+        self.machine.decide(now);
+        self.pump();
+    }
+
+    fn take(&mut self, worker: WorkerId) -> Option<Work> {
+        let base = self.machine.round().base();
+        self.ledger.take(worker, base, self.batch).expect("an idle worker holds nothing for it")
+    }
+
+    /// Enters what the machine decided into the books and passes it on.
+    fn pump(&mut self) {
+        while let Some(event) = self.machine.poll_event() {
+            self.account(&event.kind).expect("the machine and the ledger agree on who holds what");
+            self.events.push_back(event);
+        }
+    }
+
+    fn account(&mut self, event: &EventKind) -> Result<(), LedgerError> {
+        match event {
+            EventKind::WorkerLeft { worker, .. } => {
+                self.assembly.forget(*worker);
+                self.ledger.forget(*worker);
+            }
+            EventKind::Arrived { worker, base, .. } => self.ledger.accept(*worker, *base)?,
+            EventKind::Late { worker, base, weight, .. } => {
+                self.ledger.count_dropped(*weight as u64);
+                if self.straggler == Straggler::Finish {
+                    self.ledger.give_back(*worker, *base)?;
+                }
+            }
+            EventKind::Closed { round, .. } => {
+                self.published = false;
+                self.ledger.close()?;
+                self.give_back_taken(round.base())?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What a close took from stragglers, others get.
+    fn give_back_taken(&mut self, base: Version) -> Result<(), LedgerError> {
+        let taken: Vec<(WorkerId, Version)> = self
+            .machine
+            .live()
+            .filter(|&worker| !self.machine.is_working(worker))
+            .flat_map(|worker| self.ledger.held_by(worker).map(move |(base, _)| (worker, base)))
+            .filter(|&(_, held)| held <= base)
+            .collect();
+        taken
+            .into_iter()
+            .try_for_each(|(worker, base)| self.ledger.give_back(worker, base).map(drop))
+    }
+
+    /// Why the run is over, if it is: the epochs are done or the quorum is lost.
+    pub fn stop_reason(&self, now: Time) -> Option<StopReason> {
+        if self.ledger.is_finished() && self.published && self.machine.phase() == Phase::Closed {
+            return Some(StopReason::Epochs);
+        }
+        self.machine.quorum_lost(now)
+    }
+
+    /// The next moment at which [`Self::advance`] must be called even if nothing happens.
+    pub fn next_wake(&self) -> Option<Time> {
+        self.machine.next_wake()
+    }
+}

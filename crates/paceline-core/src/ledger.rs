@@ -1,0 +1,413 @@
+//! The data ledger: which samples are whose, and that none is lost or used twice.
+//!
+//! It speaks of positions in an epoch's order ([`crate::EpochOrder`]). A range belongs to exactly
+//! one holder until it is used, given back, or its holder is dead. A range that was given back
+//! goes out again before fresh ones, to somebody else if there is a choice; one given back
+//! `patience` times is waited for, so that no sample is starved by being slow.
+
+use std::{collections::BTreeMap, fmt, ops::Range};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{Version, WorkerId};
+
+/// Positions `start..end` in the order of an epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SampleRange {
+    /// The epoch, from 0.
+    pub epoch: u32,
+    /// First position.
+    pub start: u32,
+    /// One past the last position.
+    pub end: u32,
+}
+
+impl SampleRange {
+    /// How many samples.
+    #[expect(clippy::len_without_is_empty, reason = "a range in the ledger is never empty")]
+    pub fn len(&self) -> u32 {
+        self.end - self.start
+    }
+}
+
+impl fmt::Display for SampleRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "epoch {} [{}, {})", self.epoch, self.start, self.end)
+    }
+}
+
+/// Samples handed to a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Work {
+    /// Whose.
+    pub worker: WorkerId,
+    /// Which samples.
+    pub range: SampleRange,
+    /// They were given back so often that their round must wait for them.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub waited_for: bool,
+}
+
+/// What became of the samples so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SampleCounts {
+    /// In an update.
+    pub used: u64,
+    /// Computed in full and then not used.
+    pub dropped: u64,
+    /// Given back and handed out again.
+    pub requeued: u64,
+}
+
+/// The books at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LedgerReport {
+    /// Epochs of which every sample was used exactly once.
+    pub epochs: u32,
+    /// Whether the books balance: every sample of every begun epoch is used once, held by one
+    /// worker, or waiting; none twice, none lost.
+    pub balanced: bool,
+    /// Ranges of begun epochs that are not used yet.
+    pub unused: Vec<SampleRange>,
+}
+
+/// What cannot be in a ledger.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum LedgerError {
+    /// The worker holds no range computed from that version.
+    #[error("{worker} holds no samples for {base}")]
+    NotHeld {
+        /// Who.
+        worker: WorkerId,
+        /// For which version.
+        base: Version,
+    },
+    /// The worker holds one already for that version.
+    #[error("{worker} already holds samples for {base}")]
+    AlreadyHeld {
+        /// Who.
+        worker: WorkerId,
+        /// For which version.
+        base: Version,
+    },
+    /// A saved state does not fit this data set.
+    #[error("ledger of {found} samples does not fit a data set of {expected}")]
+    WrongSize {
+        /// Samples in the saved state.
+        found: u32,
+        /// Samples in the data set.
+        expected: u32,
+    },
+    /// A saved state says a sample was used twice or lies outside its epoch.
+    #[error("ledger is damaged at {0}")]
+    Damaged(SampleRange),
+}
+
+/// Hands out sample ranges and keeps account of them.
+#[derive(Debug, Clone)]
+pub struct Ledger {
+    samples: u32,
+    /// Epochs that may be handed out; `None` is no end.
+    limit: Option<u32>,
+    patience: u32,
+    /// Epochs completed, all numbered below `open`'s first.
+    complete: u32,
+    /// Used ranges of begun epochs that are not complete, merged, by epoch.
+    open: BTreeMap<u32, BTreeMap<u32, u32>>,
+    fresh: SampleRange,
+    held: BTreeMap<(WorkerId, Version), Held>,
+    /// Keyed by epoch and start, so older samples go first.
+    returned: BTreeMap<(u32, u32), Returned>,
+    counts: SampleCounts,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    range: SampleRange,
+    times_returned: u32,
+    /// It is in the open round's sum: its holder's death no longer matters.
+    accepted: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Returned {
+    end: u32,
+    times: u32,
+    by: WorkerId,
+}
+
+/// What a checkpoint keeps of a ledger. Ranges that were held go out again after a resume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LedgerState {
+    samples: u32,
+    complete: u32,
+    used: Vec<SampleRange>,
+    counts: SampleCounts,
+}
+
+impl Ledger {
+    /// A range given back this often is waited for.
+    pub const PATIENCE: u32 = 3;
+
+    /// Books for epochs of `samples` samples; at most `limit` epochs are handed out.
+    pub fn new(samples: u32, limit: Option<u32>) -> Self {
+        Ledger {
+            samples,
+            limit,
+            patience: Self::PATIENCE,
+            complete: 0,
+            open: BTreeMap::new(),
+            fresh: SampleRange { epoch: 0, start: 0, end: samples },
+            held: BTreeMap::new(),
+            returned: BTreeMap::new(),
+            counts: SampleCounts::default(),
+        }
+    }
+
+    /// The books of a saved run, over `samples` samples and up to `limit` epochs in all.
+    pub fn resume(
+        state: &LedgerState,
+        samples: u32,
+        limit: Option<u32>,
+    ) -> Result<Self, LedgerError> {
+        if state.samples != samples {
+            return Err(LedgerError::WrongSize { found: state.samples, expected: samples });
+        }
+        let mut ledger = Ledger::new(samples, limit);
+        ledger.complete = state.complete;
+        for &range in &state.used {
+            let inside = range.start < range.end && range.end <= samples;
+            if !inside || range.epoch < state.complete || !ledger.mark(range) {
+                return Err(LedgerError::Damaged(range));
+            }
+        }
+        // Whatever was not used waits; fresh ranges begin with the first epoch nobody has touched.
+        let begun = ledger.open.keys().next_back().map_or(state.complete, |last| last + 1);
+        for epoch in state.complete..begun {
+            for gap in ledger.gaps(epoch) {
+                let back = Returned { end: gap.end, times: 0, by: WorkerId(u32::MAX) };
+                ledger.returned.insert((epoch, gap.start), back);
+            }
+            ledger.open.entry(epoch).or_default();
+        }
+        ledger.fresh = SampleRange { epoch: begun, start: 0, end: samples };
+        ledger.counts = state.counts;
+        Ok(ledger)
+    }
+
+    /// What a checkpoint must keep.
+    pub fn state(&self) -> LedgerState {
+        let used = self.open.iter().flat_map(|(&epoch, used)| {
+            used.iter().map(move |(&start, &end)| SampleRange { epoch, start, end })
+        });
+        LedgerState {
+            samples: self.samples,
+            complete: self.complete,
+            used: used.collect(),
+            counts: self.counts,
+        }
+    }
+
+    /// Up to `want` samples for `worker` to compute from `base`; `None` when none are left to hand
+    /// out (others may still give some back). `want` of 0 gets nothing.
+    pub fn take(
+        &mut self,
+        worker: WorkerId,
+        base: Version,
+        want: u32,
+    ) -> Result<Option<Work>, LedgerError> {
+        if self.held.contains_key(&(worker, base)) {
+            return Err(LedgerError::AlreadyHeld { worker, base });
+        }
+        let Some(held) = (want > 0).then(|| self.next_range(worker, want)).flatten() else {
+            return Ok(None);
+        };
+        self.held.insert((worker, base), held);
+        if held.times_returned > 0 {
+            self.counts.requeued += u64::from(held.range.len());
+        }
+        let waited_for = held.times_returned >= self.patience;
+        Ok(Some(Work { worker, range: held.range, waited_for }))
+    }
+
+    fn next_range(&mut self, worker: WorkerId, want: u32) -> Option<Held> {
+        let fresh_left = self.fresh.start < self.fresh.end
+            && self.limit.is_none_or(|limit| self.fresh.epoch < limit);
+        let others = self.returned.iter().find(|(_, r)| r.by != worker);
+        let own = || self.returned.iter().next().filter(|_| !fresh_left);
+        if let Some((&key, &back)) = others.or_else(own) {
+            return Some(self.take_returned(key, back, want));
+        }
+        if !fresh_left {
+            return None;
+        }
+        let end = self.fresh.start.saturating_add(want).min(self.fresh.end);
+        let range = SampleRange { end, ..self.fresh };
+        self.open.entry(range.epoch).or_default();
+        self.fresh.start = end;
+        if end == self.samples {
+            self.fresh = SampleRange { epoch: range.epoch + 1, start: 0, end: self.samples };
+        }
+        Some(Held { range, times_returned: 0, accepted: false })
+    }
+
+    fn take_returned(&mut self, (epoch, start): (u32, u32), back: Returned, want: u32) -> Held {
+        self.returned.remove(&(epoch, start));
+        let end = start.saturating_add(want).min(back.end);
+        if end < back.end {
+            self.returned.insert((epoch, end), back);
+        }
+        let range = SampleRange { epoch, start, end };
+        Held { range, times_returned: back.times, accepted: false }
+    }
+
+    /// What `worker` computed from `base` is in the open round's sum. It is used once the round
+    /// closes ([`Self::close`]); a run that ends before that hands the samples out again.
+    pub fn accept(&mut self, worker: WorkerId, base: Version) -> Result<(), LedgerError> {
+        let held =
+            self.held.get_mut(&(worker, base)).ok_or(LedgerError::NotHeld { worker, base })?;
+        held.accepted = true;
+        Ok(())
+    }
+
+    /// The open round is closed: everything accepted is used.
+    pub fn close(&mut self) -> Result<(), LedgerError> {
+        let accepted: Vec<(WorkerId, Version)> =
+            self.held.iter().filter(|(_, held)| held.accepted).map(|(&key, _)| key).collect();
+        for (worker, base) in accepted {
+            let range = self.release(worker, base)?.range;
+            if !self.mark(range) {
+                return Err(LedgerError::Damaged(range));
+            }
+            self.counts.used += u64::from(range.len());
+        }
+        Ok(())
+    }
+
+    /// The samples that `worker` held for `base` will not be used; others get them.
+    pub fn give_back(
+        &mut self,
+        worker: WorkerId,
+        base: Version,
+    ) -> Result<SampleRange, LedgerError> {
+        let Held { range, times_returned, .. } = self.release(worker, base)?;
+        let back = Returned { end: range.end, times: times_returned + 1, by: worker };
+        self.returned.insert((range.epoch, range.start), back);
+        Ok(range)
+    }
+
+    /// So many samples were computed in full and then not used.
+    pub fn count_dropped(&mut self, samples: u64) {
+        self.counts.dropped += samples;
+    }
+
+    /// `worker` is dead: everything it held goes back, except what is in the open round's sum.
+    pub fn forget(&mut self, worker: WorkerId) {
+        let bases: Vec<Version> = self.held_by(worker).map(|(base, _)| base).collect();
+        for base in bases {
+            self.give_back(worker, base).expect("the key was just read");
+        }
+    }
+
+    /// What `worker` holds and is not accepted, by version.
+    pub fn held_by(&self, worker: WorkerId) -> impl Iterator<Item = (Version, SampleRange)> {
+        self.held
+            .range((worker, Version(0))..=(worker, Version(u64::MAX)))
+            .filter(|(_, held)| !held.accepted)
+            .map(|(&(_, base), held)| (base, held.range))
+    }
+
+    fn release(&mut self, worker: WorkerId, base: Version) -> Result<Held, LedgerError> {
+        self.held.remove(&(worker, base)).ok_or(LedgerError::NotHeld { worker, base })
+    }
+
+    /// Enters a range as used; false if any of it was used before.
+    fn mark(&mut self, range: SampleRange) -> bool {
+        let used = self.open.entry(range.epoch).or_default();
+        let (mut start, mut end) = (range.start, range.end);
+        if let Some((&s, &e)) = used.range(..=range.start).next_back() {
+            if e > range.start {
+                return false;
+            }
+            if e == range.start {
+                used.remove(&s);
+                start = s;
+            }
+        }
+        if let Some((&s, &e)) = used.range(range.start..).next() {
+            if s < range.end {
+                return false;
+            }
+            if s == range.end {
+                used.remove(&s);
+                end = e;
+            }
+        }
+        used.insert(start, end);
+        while self.open.get(&self.complete).and_then(|u| u.get(&0)) == Some(&self.samples) {
+            self.open.remove(&self.complete);
+            self.complete += 1;
+        }
+        true
+    }
+
+    fn gaps(&self, epoch: u32) -> Vec<SampleRange> {
+        let mut gaps = Vec::new();
+        let mut start = 0;
+        for (&s, &e) in self.open.get(&epoch).into_iter().flatten() {
+            if start < s {
+                gaps.push(SampleRange { epoch, start, end: s });
+            }
+            start = e;
+        }
+        if start < self.samples {
+            gaps.push(SampleRange { epoch, start, end: self.samples });
+        }
+        gaps
+    }
+
+    /// Whether every sample of the `limit` epochs is used.
+    pub fn is_finished(&self) -> bool {
+        self.limit.is_some_and(|limit| self.complete >= limit)
+    }
+
+    /// Epochs of which every sample was used.
+    pub fn epochs(&self) -> u32 {
+        self.complete
+    }
+
+    /// What became of the samples so far.
+    pub fn counts(&self) -> SampleCounts {
+        self.counts
+    }
+
+    /// The books, checked from scratch.
+    pub fn report(&self) -> LedgerReport {
+        let unused: Vec<SampleRange> =
+            self.open.keys().flat_map(|&epoch| self.gaps(epoch)).collect();
+        LedgerReport { epochs: self.complete, balanced: self.balances(&unused), unused }
+    }
+
+    /// Held, returned and fresh ranges of begun epochs must tile exactly what is not used.
+    fn balances(&self, unused: &[SampleRange]) -> bool {
+        let mut pending: Vec<(u32, Range<u32>)> = Vec::new();
+        pending.extend(self.held.values().map(|h| (h.range.epoch, h.range.start..h.range.end)));
+        pending.extend(self.returned.iter().map(|(&(e, start), r)| (e, start..r.end)));
+        if self.fresh.start > 0 {
+            pending.push((self.fresh.epoch, self.fresh.start..self.fresh.end));
+        }
+        pending.sort_by_key(|(epoch, range)| (*epoch, range.start));
+        let mut tiles: Vec<SampleRange> = Vec::new();
+        for (epoch, range) in pending {
+            match tiles.last_mut() {
+                Some(last) if last.epoch == epoch && range.start < last.end => return false,
+                Some(last) if last.epoch == epoch && range.start == last.end => {
+                    last.end = range.end;
+                }
+                _ => tiles.push(SampleRange { epoch, start: range.start, end: range.end }),
+            }
+        }
+        tiles == unused
+    }
+}

@@ -1,0 +1,37 @@
+//! The sans-IO core of Paceline: what a round is, when it ends, and who holds which samples.
+//!
+//! Nothing here reads a clock, a socket, a file or an environment variable (`clippy.toml` denies
+//! it): drivers hand in what happened and when, through `handle_*(…, now)`, and read what follows
+//! through [`Coordinator::poll_event`]. The network server, the simulator and the tests drive the
+//! same code.
+
+mod assembly;
+mod blocks;
+mod contribution;
+mod coordinator;
+mod event;
+mod ids;
+mod ledger;
+mod liveness;
+mod order;
+mod policy;
+mod roster;
+mod round;
+mod runtime;
+mod straggler;
+mod time;
+
+pub use blocks::{BlockClose, Blocks};
+pub use contribution::{Arrival, Contribution};
+pub use coordinator::Coordinator;
+pub use event::{CutReason, Event, EventKind, LeaveReason, StopReason};
+pub use ids::{Round, ShardId, Version, WorkerId};
+pub use ledger::{Ledger, LedgerError, LedgerReport, LedgerState, SampleCounts, SampleRange, Work};
+pub use liveness::Liveness;
+pub use order::EpochOrder;
+pub use policy::{Decision, Policy, RoundRecord, RoundView};
+pub use roster::Assignment;
+pub use round::{MachineError, Phase, RoundConfig, RoundMachine};
+pub use runtime::RunTime;
+pub use straggler::Straggler;
+pub use time::Time;

@@ -1,0 +1,125 @@
+//! The interface between a round and the policy that decides when it stops waiting.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::{Arrival, Assignment, Blocks, CutReason, Round, RunTime, Time, Version, WorkerId};
+
+/// Decides when a round stops waiting. One file per policy, in `paceline-policy`.
+///
+/// Laws:
+/// - Pure and deterministic: the same calls give the same answers. Time and seeds are handed in.
+/// - Asked only while the round is open and somebody is still working for it. When nobody is, the
+///   machine cuts by itself; a worker that died never holds a round.
+/// - A cut is carried out once the quorum is met and every worker that the ledger waits for has
+///   arrived; until then the policy is asked again as they come.
+pub trait Policy: Send {
+    /// As the user would write it: `static:3`.
+    fn name(&self) -> String;
+
+    /// Asked after arrivals, when membership changes, and at the moments it asked to be woken.
+    fn decide(&mut self, view: &RoundView<'_>) -> Decision;
+
+    /// How many versions behind the open round a contribution may be and still be admitted: 0 for
+    /// synchronous rounds, s for bounded staleness.
+    fn admissible_lag(&self) -> u64 {
+        0
+    }
+
+    /// Asked once, at the cut: how long what stragglers have finished is worth waiting for. They
+    /// are admitted inside this grace, and the round closes at its end, or when all have answered.
+    fn grace(&mut self, _view: &RoundView<'_>) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Whether it may close some blocks before others. Shards then fold a block only when it
+    /// closes, since a float sum cannot be undone.
+    fn closes_by_block(&self) -> bool {
+        false
+    }
+
+    /// A round closed. This is what there is to learn from.
+    fn closed(&mut self, _record: &RoundRecord<'_>) {}
+
+    /// A run-time that was censored when its round closed became known (or known better).
+    fn late(&mut self, _worker: WorkerId, _base: Version, _run_time: RunTime) {}
+}
+
+/// What a policy answers.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Decision {
+    /// Go on waiting. Whichever comes first asks again; a change of membership always does.
+    Wait {
+        /// Ask again at this moment.
+        until: Option<Time>,
+        /// Ask again after this many more arrivals; 0 counts as 1.
+        arrivals: usize,
+    },
+    /// Stop waiting for these blocks (all, unless blocks close one by one).
+    Cut {
+        /// Which blocks close with those who have arrived.
+        blocks: Blocks,
+        /// Why now.
+        reason: CutReason,
+    },
+}
+
+impl Decision {
+    /// Wait for the next arrival, however long it takes.
+    pub const WAIT: Decision = Decision::Wait { until: None, arrivals: 1 };
+
+    /// Cut the whole round.
+    pub fn cut(reason: CutReason) -> Decision {
+        Decision::Cut { blocks: Blocks::All, reason }
+    }
+}
+
+/// What a policy sees of the open round.
+#[derive(Debug, Clone, Copy)]
+pub struct RoundView<'a> {
+    /// Which round.
+    pub round: Round,
+    /// The moment of the question.
+    pub now: Time,
+    /// When the round opened.
+    pub opened: Time,
+    /// Those who have arrived, in order of arrival.
+    pub arrivals: &'a [Arrival],
+    /// The least number of contributions that a round may close with.
+    pub quorum: usize,
+    pub(crate) working: &'a BTreeMap<WorkerId, Assignment>,
+    pub(crate) oldest: Version,
+    pub(crate) outstanding: usize,
+}
+
+impl<'a> RoundView<'a> {
+    /// Workers that may still arrive in this round, in worker order. All are live.
+    pub fn outstanding(&self) -> impl Iterator<Item = (WorkerId, &'a Assignment)> + use<'a> {
+        let oldest = self.oldest;
+        self.working.iter().filter(move |(_, a)| a.base >= oldest).map(|(&w, a)| (w, a))
+    }
+
+    /// How many may still arrive.
+    pub fn outstanding_count(&self) -> usize {
+        self.outstanding
+    }
+
+    /// Those who have arrived and those who may.
+    pub fn participants(&self) -> usize {
+        self.arrivals.len() + self.outstanding
+    }
+}
+
+/// A closed round, as a policy learns from it.
+#[derive(Debug, Clone, Copy)]
+pub struct RoundRecord<'a> {
+    /// Which round.
+    pub round: Round,
+    /// When it opened.
+    pub opened: Time,
+    /// When it stopped waiting.
+    pub cut: Time,
+    /// When its membership was fixed.
+    pub closed: Time,
+    /// The run-time of everyone who was given work in this round, in worker order.
+    pub run_times: &'a [(WorkerId, RunTime)],
+}

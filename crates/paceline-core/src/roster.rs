@@ -1,0 +1,111 @@
+//! Who is working for the open round and who has arrived: what a policy is shown of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{Arrival, BlockClose, Blocks, Round, RoundView, RunTime, Time, Version, WorkerId};
+
+/// Work that a worker was given.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Assignment {
+    /// The version it computes from.
+    pub base: Version,
+    /// When it could begin: the round's opening, or its own later start.
+    pub started: Time,
+    /// Samples it was given.
+    pub samples: u32,
+    /// Micro-batches it has reported finished.
+    pub done: u32,
+    /// The round must not be cut before it has arrived (unless it dies).
+    pub waited_for: bool,
+}
+
+/// The participants of one round at a time.
+#[derive(Debug)]
+pub(crate) struct Roster {
+    pub(crate) round: Round,
+    pub(crate) opened: Time,
+    pub(crate) arrivals: Vec<Arrival>,
+    pub(crate) working: BTreeMap<WorkerId, Assignment>,
+    /// Blocks that closed before the rest, with how many had arrived.
+    pub(crate) frozen: Vec<(BTreeSet<u32>, usize)>,
+    quorum: usize,
+    lag: u64,
+}
+
+impl Roster {
+    pub(crate) fn new(round: Round, quorum: usize, lag: u64) -> Self {
+        Roster {
+            round,
+            opened: Time::ZERO,
+            arrivals: Vec::new(),
+            working: BTreeMap::new(),
+            frozen: Vec::new(),
+            quorum,
+            lag,
+        }
+    }
+
+    pub(crate) fn view(&self, now: Time) -> RoundView<'_> {
+        RoundView {
+            round: self.round,
+            now,
+            opened: self.opened,
+            arrivals: &self.arrivals,
+            quorum: self.quorum,
+            working: &self.working,
+            oldest: self.oldest_admissible(),
+            outstanding: self.outstanding().count(),
+        }
+    }
+
+    /// The oldest version that the round (open, or next to open) admits.
+    pub(crate) fn oldest_admissible(&self) -> Version {
+        Version(self.round.base().0.saturating_sub(self.lag))
+    }
+
+    pub(crate) fn outstanding(&self) -> impl Iterator<Item = (WorkerId, &Assignment)> {
+        let oldest = self.oldest_admissible();
+        self.working.iter().filter(move |(_, w)| w.base >= oldest).map(|(&id, w)| (id, w))
+    }
+
+    pub(crate) fn memberships(&self, blocks: u32) -> Vec<BlockClose> {
+        let members = |arrived: &[Arrival], blocks: &Blocks| {
+            let mut members: Vec<(WorkerId, f64)> = arrived
+                .iter()
+                .map(|arrival| &arrival.contribution)
+                .filter(|c| c.blocks.covers(blocks))
+                .map(|c| (c.worker, c.weight))
+                .collect();
+            members.sort_by_key(|&(worker, _)| worker);
+            members
+        };
+        let early = self.frozen.iter().map(|(set, arrived)| {
+            let blocks = Blocks::Only(set.clone());
+            BlockClose { members: members(&self.arrivals[..*arrived], &blocks), blocks }
+        });
+        let mut closes: Vec<BlockClose> = early.collect();
+        let rest = match closes.is_empty() {
+            true => Blocks::All,
+            false => Blocks::Only(
+                (0..blocks)
+                    .filter(|b| !self.frozen.iter().any(|(set, _)| set.contains(b)))
+                    .collect(),
+            ),
+        };
+        if rest.count(blocks) > 0 {
+            closes.push(BlockClose { members: members(&self.arrivals, &rest), blocks: rest });
+        }
+        closes
+    }
+
+    /// Of everyone who was given work in this round and lives, or has arrived in it.
+    pub(crate) fn run_times(&self, now: Time) -> Vec<(WorkerId, RunTime)> {
+        let arrived = self.arrivals.iter().map(|a| (a.contribution.worker, a.run_time));
+        let silent = self.working.iter().filter(|(_, work)| work.base == self.round.base()).map(
+            |(&worker, work)| (worker, RunTime::Censored { at_least: now.since(work.started) }),
+        );
+        let mut all: Vec<_> = arrived.chain(silent).collect();
+        all.sort_by_key(|&(worker, _)| worker);
+        all
+    }
+}

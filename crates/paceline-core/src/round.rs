@@ -1,0 +1,508 @@
+//! The round machine: Open → Cut → Closed, driven by the server, the simulator and the tests.
+//!
+//! A driver opens a round once the last update is published ([`RoundMachine::open`]), reports what
+//! happens (`handle_*`), lets the machine decide ([`RoundMachine::decide`]) after a batch of
+//! reports and at [`RoundMachine::next_wake`], and acts on [`RoundMachine::poll_event`].
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
+
+use thiserror::Error;
+
+use crate::{
+    Arrival, Blocks, Contribution, CutReason, Decision, Event, EventKind, LeaveReason, Policy,
+    Round, RoundRecord, RunTime, StopReason, Straggler, Time, Version, Work, WorkerId,
+    roster::{Assignment, Roster},
+};
+
+/// What a round is bound by, whatever the policy.
+#[derive(Debug, Clone)]
+pub struct RoundConfig {
+    /// The least number of contributions that a round may close with, and of workers that must be
+    /// live.
+    pub quorum: usize,
+    /// How long fewer live workers than the quorum are borne before the run stops.
+    pub quorum_grace: Duration,
+    /// The first round waits for this many workers.
+    pub expected: usize,
+    /// How long it waits for them; then those who are there begin, if they make a quorum.
+    pub join_grace: Duration,
+    /// What stragglers do.
+    pub straggler: Straggler,
+    /// Blocks in the model.
+    pub blocks: u32,
+}
+
+impl Default for RoundConfig {
+    fn default() -> Self {
+        RoundConfig {
+            quorum: 1,
+            quorum_grace: Duration::from_secs(10),
+            expected: 1,
+            join_grace: Duration::from_secs(60),
+            straggler: Straggler::Abort,
+            blocks: 1,
+        }
+    }
+}
+
+/// The life of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Contributions are coming.
+    Open,
+    /// It has stopped waiting; what stragglers have finished is admitted until then.
+    Cut {
+        /// The end of the grace.
+        until: Time,
+    },
+    /// Membership is fixed. Also the state before the first round.
+    Closed,
+}
+
+/// A report that cannot be true. Costs the connection it came over, nothing else.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum MachineError {
+    /// Nobody by that number is live.
+    #[error("{0} is not a live worker")]
+    Unknown(WorkerId),
+    /// A live worker has that number.
+    #[error("{0} is already live")]
+    AlreadyLive(WorkerId),
+    /// It was not given that work, or has delivered it already.
+    #[error("{worker} was not given work on {base}")]
+    NotWorking {
+        /// Who.
+        worker: WorkerId,
+        /// On which version.
+        base: Version,
+    },
+    /// The weight is not a number of the samples it was given.
+    #[error("{worker} claims weight {weight} for {samples} samples")]
+    BadWeight {
+        /// Who.
+        worker: WorkerId,
+        /// What it claims.
+        weight: f64,
+        /// What it was given.
+        samples: u32,
+    },
+    /// The loss is not a finite number.
+    #[error("{worker} reports a loss of {loss}")]
+    BadLoss {
+        /// Who.
+        worker: WorkerId,
+        /// What it reports.
+        loss: f64,
+    },
+}
+
+/// One run's rounds, one after the other.
+pub struct RoundMachine {
+    config: RoundConfig,
+    policy: Box<dyn Policy>,
+    roster: Roster,
+    phase: Phase,
+    begun: bool,
+    cut_at: Time,
+    live: BTreeSet<WorkerId>,
+    /// The last work taken from a worker by a close; what still comes of it is late.
+    cancelled: BTreeMap<WorkerId, Assignment>,
+    /// Admissible contributions that came between a close and the next opening.
+    pending: Vec<Arrival>,
+    wake: Wake,
+    quorum_short_since: Option<Time>,
+    events: VecDeque<Event>,
+}
+
+/// When the policy wants to be asked again.
+#[derive(Debug, Clone, Copy)]
+struct Wake {
+    at: Option<Time>,
+    arrivals: usize,
+}
+
+impl RoundMachine {
+    /// A machine whose first round is `first`, at time zero.
+    pub fn new(config: RoundConfig, policy: Box<dyn Policy>, first: Round) -> Self {
+        let lag = policy.admissible_lag();
+        RoundMachine {
+            roster: Roster::new(first, config.quorum, lag),
+            config,
+            policy,
+            phase: Phase::Closed,
+            begun: false,
+            cut_at: Time::ZERO,
+            live: BTreeSet::new(),
+            cancelled: BTreeMap::new(),
+            pending: Vec::new(),
+            wake: Wake { at: None, arrivals: 0 },
+            quorum_short_since: Some(Time::ZERO),
+            events: VecDeque::new(),
+        }
+    }
+
+    /// The open round, or the next one to open.
+    pub fn round(&self) -> Round {
+        self.roster.round
+    }
+
+    /// Where the round is in its life.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Live workers, in order.
+    pub fn live(&self) -> impl ExactSizeIterator<Item = WorkerId> + '_ {
+        self.live.iter().copied()
+    }
+
+    /// The policy in force.
+    pub fn policy(&self) -> &dyn Policy {
+        &*self.policy
+    }
+
+    /// Live workers that have no work, in order.
+    pub fn idle(&self) -> Vec<WorkerId> {
+        self.live().filter(|worker| !self.roster.working.contains_key(worker)).collect()
+    }
+
+    /// Whether `worker` has work.
+    pub fn is_working(&self, worker: WorkerId) -> bool {
+        self.roster.working.contains_key(&worker)
+    }
+
+    /// The next thing that happened, in order.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// A worker is here.
+    pub fn handle_join(
+        &mut self,
+        worker: WorkerId,
+        name: &str,
+        now: Time,
+    ) -> Result<(), MachineError> {
+        if !self.live.insert(worker) {
+            return Err(MachineError::AlreadyLive(worker));
+        }
+        self.ask_again();
+        self.emit(now, EventKind::WorkerJoined { worker, name: name.to_owned() });
+        Ok(())
+    }
+
+    /// A worker is gone. What it delivered stays; what it was working on will not come.
+    pub fn handle_leave(
+        &mut self,
+        worker: WorkerId,
+        why: LeaveReason,
+        now: Time,
+    ) -> Result<(), MachineError> {
+        if !self.live.remove(&worker) {
+            return Err(MachineError::Unknown(worker));
+        }
+        self.roster.working.remove(&worker);
+        self.cancelled.remove(&worker);
+        self.ask_again();
+        self.emit(now, EventKind::WorkerLeft { worker, why });
+        Ok(())
+    }
+
+    /// A worker has finished some of its micro-batches.
+    pub fn handle_progress(&mut self, worker: WorkerId, base: Version, done: u32) {
+        if let Some(work) = self.roster.working.get_mut(&worker).filter(|work| work.base == base) {
+            work.done = work.done.max(done);
+        }
+    }
+
+    /// A straggler stopped after `done` micro-batches.
+    pub fn handle_aborted(&mut self, worker: WorkerId, base: Version, done: u32, now: Time) {
+        if self.cancelled.get(&worker).is_some_and(|work| work.base == base) {
+            self.cancelled.remove(&worker);
+            self.emit(now, EventKind::Aborted { base, worker, done });
+        }
+    }
+
+    /// A contribution is complete on every shard. It is accepted or it is late; the event says
+    /// which.
+    pub fn handle_arrival(
+        &mut self,
+        contribution: Contribution,
+        now: Time,
+    ) -> Result<(), MachineError> {
+        let Contribution { worker, base, weight, loss, .. } = contribution;
+        let given = self.work_of(worker, base)?;
+        if !(weight > 0.0 && weight <= f64::from(given.samples)) {
+            return Err(MachineError::BadWeight { worker, weight, samples: given.samples });
+        }
+        if !loss.is_finite() {
+            return Err(MachineError::BadLoss { worker, loss });
+        }
+        let in_time = self.roster.working.remove(&worker).is_some();
+        self.cancelled.remove(&worker);
+        let run_time = RunTime::Observed(now.since(given.started));
+        let admissible = in_time && base >= self.roster.oldest_admissible();
+        if admissible && self.phase != Phase::Closed {
+            self.accept(Arrival { contribution, at: now, run_time }, now);
+        } else if admissible {
+            self.pending.push(Arrival { contribution, at: now, run_time });
+        } else {
+            self.policy.late(worker, base, run_time);
+            self.emit(now, EventKind::Late { base, worker, weight, run_time });
+        }
+        Ok(())
+    }
+
+    /// What `worker` was given to compute from `base`: its present work, or what a close took.
+    fn work_of(&self, worker: WorkerId, base: Version) -> Result<Assignment, MachineError> {
+        if !self.live.contains(&worker) {
+            return Err(MachineError::Unknown(worker));
+        }
+        [&self.roster.working, &self.cancelled]
+            .into_iter()
+            .filter_map(|map| map.get(&worker))
+            .find(|work| work.base == base)
+            .copied()
+            .ok_or(MachineError::NotWorking { worker, base })
+    }
+
+    fn accept(&mut self, arrival: Arrival, now: Time) {
+        let Contribution { worker, base, weight, loss, .. } = arrival.contribution;
+        let (round, run_time) = (self.roster.round, arrival.run_time);
+        self.roster.arrivals.push(arrival);
+        self.wake.arrivals = self.wake.arrivals.saturating_sub(1);
+        self.emit(now, EventKind::Arrived { round, base, worker, weight, loss, run_time });
+    }
+
+    /// Whether the next round may open: the last is closed, enough workers are live, one is idle.
+    pub fn can_open(&self, now: Time) -> bool {
+        let enough = self.live.len() >= self.config.quorum.max(1);
+        let begun = self.begun
+            || self.live.len() >= self.config.expected
+            || now >= Time::ZERO + self.config.join_grace;
+        let anyone = !self.pending.is_empty()
+            || self.live.iter().any(|worker| !self.roster.working.contains_key(worker));
+        self.phase == Phase::Closed && enough && begun && anyone
+    }
+
+    /// Opens the next round, its version being published: `work` is who computes which samples.
+    ///
+    /// # Panics
+    /// If the last round is not closed, or somebody in `work` is not idle.
+    pub fn open(&mut self, work: Vec<Work>, now: Time) {
+        assert_eq!(self.phase, Phase::Closed, "a round opens when the last is closed");
+        self.begun = true;
+        self.phase = Phase::Open;
+        self.roster.opened = now;
+        self.roster.arrivals.clear();
+        self.roster.frozen.clear();
+        self.ask_again();
+        for work in &work {
+            self.give(work, now);
+        }
+        self.emit(now, EventKind::RoundStarted { round: self.roster.round, work });
+        for arrival in std::mem::take(&mut self.pending) {
+            self.accept(arrival, now);
+        }
+    }
+
+    /// Idle workers that the open round cannot do without: it has fewer participants than its
+    /// quorum. A worker that has arrived in it is not asked twice.
+    pub fn wanted(&self) -> Vec<WorkerId> {
+        let participants = self.roster.arrivals.len() + self.roster.outstanding().count();
+        if self.phase != Phase::Open || participants >= self.config.quorum.max(1) {
+            return Vec::new();
+        }
+        let arrived = |worker: &WorkerId| {
+            self.roster.arrivals.iter().any(|arrival| arrival.contribution.worker == *worker)
+        };
+        self.idle().into_iter().filter(|worker| !arrived(worker)).collect()
+    }
+
+    /// Gives a wanted worker work in the open round; its run-time counts from now.
+    ///
+    /// # Panics
+    /// If no round is open, or the worker is not idle.
+    pub fn enlist(&mut self, work: Work, now: Time) {
+        assert_eq!(self.phase, Phase::Open, "only an open round takes workers");
+        self.give(&work, now);
+        self.ask_again();
+        self.emit(now, EventKind::Enlisted { round: self.roster.round, work });
+    }
+
+    fn give(&mut self, work: &Work, now: Time) {
+        let worker = work.worker;
+        let assignment = Assignment {
+            base: self.roster.round.base(),
+            started: now,
+            samples: work.range.len(),
+            done: 0,
+            waited_for: work.waited_for,
+        };
+        assert!(self.live.contains(&worker), "{worker} is not live");
+        let before = self.roster.working.insert(worker, assignment);
+        assert!(before.is_none(), "{worker} is not idle");
+    }
+
+    /// Decides what follows from all that was reported. Call after a batch of reports and at
+    /// [`Self::next_wake`].
+    pub fn decide(&mut self, now: Time) {
+        self.watch_quorum(now);
+        match self.phase {
+            Phase::Open if self.roster.outstanding().next().is_none() => self.cut_if_complete(now),
+            Phase::Open => self.ask_policy(now),
+            Phase::Cut { until } if now >= until || self.roster.outstanding().next().is_none() => {
+                self.close(now);
+            }
+            Phase::Cut { .. } | Phase::Closed => {}
+        }
+    }
+
+    /// Nobody is left to wait for. Fewer than the quorum may close a round only if there was no
+    /// work for more, not if the others are dead.
+    fn cut_if_complete(&mut self, now: Time) {
+        let quorum = self.config.quorum;
+        let enough = self.roster.arrivals.len() >= quorum || self.live.len() >= quorum;
+        if !self.roster.arrivals.is_empty() && enough && self.wanted().is_empty() {
+            self.cut(CutReason::AllArrived, now);
+        }
+    }
+
+    fn ask_policy(&mut self, now: Time) {
+        let woken = self.wake.at.is_some_and(|at| now >= at);
+        if self.wake.arrivals > 0 && !woken {
+            return;
+        }
+        let view = self.roster.view(now);
+        match self.policy.decide(&view) {
+            Decision::Wait { until, arrivals } => {
+                // A moment that is already past would be asked for ever.
+                let at = until.map(|at| at.max(now + Duration::from_nanos(1)));
+                self.wake = Wake { at, arrivals: arrivals.max(1) };
+            }
+            Decision::Cut { blocks, reason } if self.may_cut() => match blocks {
+                Blocks::All => self.cut(reason, now),
+                Blocks::Only(set) => self.freeze(set, reason, now),
+            },
+            Decision::Cut { .. } => self.wake = Wake { at: None, arrivals: 1 },
+        }
+    }
+
+    /// A cut needs the quorum (or everyone there is), and those the ledger waits for.
+    fn may_cut(&self) -> bool {
+        let participants = self.roster.arrivals.len() + self.roster.outstanding().count();
+        self.roster.arrivals.len() >= self.config.quorum.min(participants).max(1)
+            && self.roster.outstanding().all(|(_, work)| !work.waited_for)
+    }
+
+    /// Some blocks close with those who have arrived; the others stay open.
+    fn freeze(&mut self, mut set: BTreeSet<u32>, reason: CutReason, now: Time) {
+        set.retain(|&block| {
+            block < self.config.blocks
+                && !self.roster.frozen.iter().any(|(f, _)| f.contains(&block))
+        });
+        if !set.is_empty() {
+            self.roster.frozen.push((set, self.roster.arrivals.len()));
+        }
+        let frozen: usize = self.roster.frozen.iter().map(|(set, _)| set.len()).sum();
+        if frozen == self.config.blocks as usize {
+            self.cut(reason, now);
+        } else {
+            self.wake = Wake { at: None, arrivals: 1 };
+        }
+    }
+
+    fn cut(&mut self, reason: CutReason, now: Time) {
+        let stragglers: Vec<WorkerId> =
+            self.roster.outstanding().map(|(worker, _)| worker).collect();
+        let grace = match stragglers.is_empty() {
+            true => Duration::ZERO,
+            false => {
+                let view = self.roster.view(now);
+                self.policy.grace(&view)
+            }
+        };
+        let accepted = self.roster.arrivals.len() as u32;
+        self.cut_at = now;
+        self.emit(now, EventKind::Cut { round: self.roster.round, reason, accepted, stragglers });
+        self.phase = Phase::Cut { until: now + grace };
+        if grace.is_zero() {
+            self.close(now);
+        }
+    }
+
+    fn close(&mut self, now: Time) {
+        let closes = self.roster.memberships(self.config.blocks);
+        let run_times = self.roster.run_times(now);
+        self.policy.closed(&RoundRecord {
+            round: self.roster.round,
+            opened: self.roster.opened,
+            cut: self.cut_at,
+            closed: now,
+            run_times: &run_times,
+        });
+        self.phase = Phase::Closed;
+        self.wake = Wake { at: None, arrivals: 0 };
+        let closed = EventKind::Closed { round: self.roster.round, closes, run_times };
+        self.roster.round = self.roster.round.next();
+        if self.config.straggler == Straggler::Abort {
+            let oldest = self.roster.oldest_admissible();
+            let (kept, taken) = std::mem::take(&mut self.roster.working)
+                .into_iter()
+                .partition(|(_, w)| w.base >= oldest);
+            self.roster.working = kept;
+            let taken: BTreeMap<_, _> = taken;
+            self.cancelled.extend(taken);
+        }
+        self.emit(now, closed);
+    }
+
+    /// The next moment at which [`Self::decide`] must be called even if nothing happens.
+    pub fn next_wake(&self) -> Option<Time> {
+        let round = match self.phase {
+            Phase::Open => self.wake.at,
+            Phase::Cut { until } => Some(until),
+            Phase::Closed => None,
+        };
+        let join =
+            (!self.begun && !self.live.is_empty()).then_some(Time::ZERO + self.config.join_grace);
+        [round, join, self.quorum_deadline()].into_iter().flatten().min()
+    }
+
+    /// Why the run must stop, once the quorum has been short for longer than the grace.
+    pub fn quorum_lost(&self, now: Time) -> Option<StopReason> {
+        let grace = self.quorum_grace();
+        self.quorum_deadline().filter(|&deadline| now >= deadline).map(|_| StopReason::QuorumLost {
+            live: self.live.len() as u32,
+            quorum: self.config.quorum.max(1) as u32,
+            grace,
+        })
+    }
+
+    fn quorum_deadline(&self) -> Option<Time> {
+        self.quorum_short_since.map(|since| since + self.quorum_grace())
+    }
+
+    fn quorum_grace(&self) -> Duration {
+        match self.begun {
+            true => self.config.quorum_grace,
+            false => self.config.join_grace,
+        }
+    }
+
+    fn watch_quorum(&mut self, now: Time) {
+        let short = self.live.len() < self.config.quorum.max(1);
+        self.quorum_short_since = short.then(|| self.quorum_short_since.unwrap_or(now));
+    }
+
+    fn ask_again(&mut self) {
+        self.wake = Wake { at: None, arrivals: 0 };
+    }
+
+    fn emit(&mut self, at: Time, kind: EventKind) {
+        self.events.push_back(Event { at, kind });
+    }
+}

@@ -1,0 +1,372 @@
+//! The life of a round, told as short scripts on simulated time.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use paceline_core::{
+    Blocks, Contribution, Coordinator, CutReason, Decision, EventKind, LeaveReason, Ledger, Phase,
+    Policy, Round, RoundConfig, RoundView, RunTime, ShardId, StopReason, Straggler, Time, Version,
+    WorkerId,
+};
+
+/// Waits for a count; the least policy that can cut.
+struct First(usize);
+
+impl Policy for First {
+    fn name(&self) -> String {
+        format!("first:{}", self.0)
+    }
+
+    fn decide(&mut self, view: &RoundView<'_>) -> Decision {
+        let wanted = self.0.min(view.participants());
+        match view.arrivals.len() >= wanted {
+            true => Decision::cut(CutReason::Count { wanted: wanted as u32 }),
+            false => Decision::WAIT,
+        }
+    }
+}
+
+struct Script {
+    coordinator: Coordinator,
+    now: Time,
+    log: Vec<String>,
+}
+
+impl Script {
+    fn new(workers: u32, policy: impl Policy + 'static, config: RoundConfig) -> Self {
+        let config = RoundConfig { expected: workers as usize, ..config };
+        let ledger = Ledger::new(1000, None);
+        let policy = Box::new(policy);
+        let mut script = Script {
+            coordinator: Coordinator::new(config, policy, ledger, 10, 1, Round(0)),
+            now: Time::ZERO,
+            log: Vec::new(),
+        };
+        for worker in 0..workers {
+            script.join(worker);
+        }
+        script.advance();
+        script
+    }
+
+    fn join(&mut self, worker: u32) -> &mut Self {
+        self.coordinator.handle_join(WorkerId(worker), "test", self.now).unwrap();
+        self
+    }
+
+    fn leave(&mut self, worker: u32) -> &mut Self {
+        let why = LeaveReason::Disconnected;
+        self.coordinator.handle_leave(WorkerId(worker), why, self.now).unwrap();
+        self.advance()
+    }
+
+    fn arrive(&mut self, worker: u32, base: u64) -> &mut Self {
+        self.put(worker, base, 10.0);
+        self.advance()
+    }
+
+    fn put(&mut self, worker: u32, base: u64, weight: f64) -> &mut Self {
+        let (worker, base) = (WorkerId(worker), Version(base));
+        let blocks = Blocks::All;
+        let contribution = Contribution { worker, base, weight, loss: 1.0, blocks };
+        self.coordinator.handle_done(contribution, self.now).unwrap();
+        self.coordinator.handle_staged(worker, base, ShardId(0), self.now).unwrap();
+        self
+    }
+
+    fn publish(&mut self) -> &mut Self {
+        self.coordinator.handle_published();
+        self.advance()
+    }
+
+    fn wait(&mut self, ms: u64) -> &mut Self {
+        self.now += Duration::from_millis(ms);
+        self.advance()
+    }
+
+    fn advance(&mut self) -> &mut Self {
+        self.coordinator.advance(self.now);
+        while let Some(event) = self.coordinator.poll_event() {
+            let ids = |ids: &[WorkerId]| {
+                ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+            };
+            let line = match event.kind {
+                EventKind::RoundStarted { round, work } => {
+                    format!("{round}: {}", ids(&work.iter().map(|w| w.worker).collect::<Vec<_>>()))
+                }
+                EventKind::Enlisted { work, .. } => format!("enlisted {}", work.worker),
+                EventKind::Arrived { worker, .. } => format!("arrived {worker}"),
+                EventKind::Late { worker, base, run_time, .. } => {
+                    format!("late {worker} {base} {run_time}")
+                }
+                EventKind::Cut { reason, stragglers, .. } => {
+                    format!("cut, {reason}: {}", ids(&stragglers)).trim_end().to_owned()
+                }
+                EventKind::Closed { closes, run_times, .. } => {
+                    let members = |c: &paceline_core::BlockClose| {
+                        ids(&c.members.iter().map(|m| m.0).collect::<Vec<_>>())
+                    };
+                    let sets: Vec<String> = closes.iter().map(members).collect();
+                    let times: Vec<String> =
+                        run_times.iter().map(|(w, t)| format!("{w}={t}")).collect();
+                    format!("closed {} ({})", sets.join(" | "), times.join(" "))
+                }
+                EventKind::WorkerLeft { worker, .. } => format!("left {worker}"),
+                EventKind::Aborted { worker, done, .. } => format!("aborted {worker} at {done}"),
+                _ => continue,
+            };
+            self.log.push(line);
+        }
+        self
+    }
+
+    #[track_caller]
+    fn check(&mut self, expected: &[&str]) -> &mut Self {
+        assert_eq!(std::mem::take(&mut self.log), expected);
+        assert!(self.coordinator.ledger().report().balanced);
+        self
+    }
+}
+
+#[test]
+fn a_count_cuts_and_stragglers_run_times_are_censored() {
+    let mut s = Script::new(3, First(2), RoundConfig::default());
+    s.wait(10).arrive(2, 0).wait(5).arrive(0, 0).check(&[
+        "round 0: w0 w1 w2",
+        "arrived w2",
+        "arrived w0",
+        "cut, 2 arrived: w1",
+        "closed w0 w2 (w0=0.015000 w1=>=0.015000 w2=0.010000)",
+    ]);
+    s.publish().check(&["round 1: w0 w1 w2"]);
+}
+
+#[test]
+fn late_gradient_never_reaches_the_sum_and_its_run_time_is_still_learned() {
+    let mut s = Script::new(2, First(1), RoundConfig::default());
+    s.arrive(0, 0).publish().wait(7).put(1, 0, 10.0).advance().check(&[
+        "round 0: w0 w1",
+        "arrived w0",
+        "cut, 1 arrived: w1",
+        "closed w0 (w0=0.000000 w1=>=0.000000)",
+        "round 1: w0 w1",
+        "late w1 v0 0.007000",
+    ]);
+    assert_eq!(s.coordinator.ledger().counts().dropped, 10);
+}
+
+#[test]
+fn a_finishing_straggler_misses_the_rounds_meanwhile() {
+    let config = RoundConfig { straggler: Straggler::Finish, ..RoundConfig::default() };
+    let mut s = Script::new(2, First(1), config);
+    s.arrive(0, 0).publish().wait(3).arrive(0, 1).publish().arrive(1, 0).check(&[
+        "round 0: w0 w1",
+        "arrived w0",
+        "cut, 1 arrived: w1",
+        "closed w0 (w0=0.000000 w1=>=0.000000)",
+        "round 1: w0",
+        "arrived w0",
+        "cut, all arrived:",
+        "closed w0 (w0=0.003000)",
+        "round 2: w0",
+        "late w1 v0 0.003000",
+    ]);
+    s.arrive(0, 2).publish().check(&[
+        "arrived w0",
+        "cut, all arrived:",
+        "closed w0 (w0=0.000000)",
+        "round 3: w0 w1",
+    ]);
+}
+
+#[test]
+fn a_dead_worker_leaves_the_round_at_once_and_its_samples_go_to_others() {
+    let mut s = Script::new(2, First(9), RoundConfig::default());
+    s.arrive(0, 0).leave(1).check(&[
+        "round 0: w0 w1",
+        "arrived w0",
+        "left w1",
+        "cut, all arrived:",
+        "closed w0 (w0=0.000000)",
+    ]);
+    s.publish();
+    assert_eq!(s.coordinator.ledger().counts().requeued, 10);
+}
+
+#[test]
+fn a_worker_that_died_after_it_arrived_stays_in_the_sum() {
+    let mut s = Script::new(2, First(9), RoundConfig::default());
+    s.arrive(0, 0).leave(0).arrive(1, 0).check(&[
+        "round 0: w0 w1",
+        "arrived w0",
+        "left w0",
+        "arrived w1",
+        "cut, all arrived:",
+        "closed w0 w1 (w0=0.000000 w1=0.000000)",
+    ]);
+    assert_eq!(s.coordinator.ledger().counts().used, 20);
+}
+
+#[test]
+fn fewer_live_than_the_quorum_stops_the_run_only_after_the_grace() {
+    let config = RoundConfig { quorum: 2, ..RoundConfig::default() };
+    let mut s = Script::new(2, First(1), config);
+    s.arrive(0, 0).leave(1).check(&["round 0: w0 w1", "arrived w0", "left w1"]);
+    assert_eq!(s.coordinator.machine().phase(), Phase::Open, "one is not a quorum of two");
+    s.wait(9_999);
+    assert_eq!(s.coordinator.stop_reason(s.now), None);
+    s.wait(1);
+    let grace = Duration::from_secs(10);
+    let lost = StopReason::QuorumLost { live: 1, quorum: 2, grace };
+    assert_eq!(s.coordinator.stop_reason(s.now), Some(lost));
+}
+
+#[test]
+fn a_worker_that_comes_within_the_grace_rescues_the_round() {
+    let config = RoundConfig { quorum: 2, ..RoundConfig::default() };
+    let mut s = Script::new(2, First(1), config);
+    s.arrive(0, 0).leave(1).wait(5_000).join(7).advance().arrive(7, 0).check(&[
+        "round 0: w0 w1",
+        "arrived w0",
+        "left w1",
+        "enlisted w7",
+        "arrived w7",
+        "cut, all arrived:",
+        "closed w0 w7 (w0=0.000000 w7=0.000000)",
+    ]);
+    s.wait(60_000);
+    assert_eq!(s.coordinator.stop_reason(s.now), None);
+}
+
+#[test]
+fn a_joiner_does_not_stall_the_open_round() {
+    let mut s = Script::new(1, First(9), RoundConfig::default());
+    s.join(1).advance().arrive(0, 0).publish().check(&[
+        "round 0: w0",
+        "arrived w0",
+        "cut, all arrived:",
+        "closed w0 (w0=0.000000)",
+        "round 1: w0 w1",
+    ]);
+}
+
+#[test]
+fn the_first_round_waits_for_the_expected_workers_but_not_for_ever() {
+    let mut s = Script::new(0, First(9), RoundConfig { expected: 3, ..RoundConfig::default() });
+    s.coordinator = Coordinator::new(
+        RoundConfig { expected: 3, ..RoundConfig::default() },
+        Box::new(First(9)),
+        Ledger::new(100, None),
+        10,
+        1,
+        Round(0),
+    );
+    s.join(0).join(1).advance().wait(59_000).check(&[]);
+    s.wait(1_000).check(&["round 0: w0 w1"]);
+}
+
+#[test]
+fn samples_dropped_too_often_are_waited_for() {
+    let mut s = Script::new(2, First(1), RoundConfig::default());
+    // Worker 1 always loses: its range goes to worker 0, so it is never dropped twice.
+    for base in 0..20 {
+        s.arrive(0, base).publish();
+    }
+    assert!(s.log.iter().all(|line| !line.contains("all arrived")));
+    // Both lose alternately: no range is starved for ever.
+    for base in 20..60 {
+        s.arrive((base % 2) as u32, base).publish();
+        if s.coordinator.machine().phase() == Phase::Open
+            && s.coordinator.machine().round() == Round(base)
+        {
+            s.arrive(((base + 1) % 2) as u32, base).publish();
+        }
+    }
+    let report = s.coordinator.ledger().report();
+    assert!(report.balanced);
+}
+
+#[test]
+fn an_accepted_contribution_is_not_used_until_its_round_closes() {
+    let mut s = Script::new(2, First(2), RoundConfig::default());
+    s.arrive(0, 0);
+    assert_eq!(s.coordinator.ledger().counts().used, 0);
+    let resumed = Ledger::resume(&s.coordinator.ledger().state(), 1000, None).unwrap();
+    assert!(resumed.report().balanced);
+    s.arrive(1, 0);
+    assert_eq!(s.coordinator.ledger().counts().used, 20);
+}
+
+#[test]
+fn impossible_reports_are_refused() {
+    let mut s = Script::new(2, First(2), RoundConfig::default());
+    let mut report = |worker, base, weight, loss| {
+        let (worker, base) = (WorkerId(worker), Version(base));
+        let c = Contribution { worker, base, weight, loss, blocks: Blocks::All };
+        s.coordinator.handle_staged(worker, base, ShardId(0), s.now).unwrap();
+        s.coordinator.handle_done(c, s.now).unwrap_err().to_string()
+    };
+    assert_eq!(report(5, 0, 1.0, 0.0), "w5 is not a live worker");
+    assert_eq!(report(0, 9, 1.0, 0.0), "w0 was not given work on v9");
+    assert_eq!(report(0, 0, 11.0, 0.0), "w0 claims weight 11 for 10 samples");
+    assert_eq!(report(0, 0, f64::NAN, 0.0), "w0 claims weight NaN for 10 samples");
+    assert_eq!(report(0, 0, 0.0, 0.0), "w0 claims weight 0 for 10 samples");
+    assert_eq!(report(0, 0, 10.0, f64::INFINITY), "w0 reports a loss of inf");
+}
+
+/// A later policy's whole vocabulary: wakes by time, a grace after the cut, blocks that close one
+/// by one, contributions from older versions.
+struct Everything;
+
+impl Policy for Everything {
+    fn name(&self) -> String {
+        "everything".to_owned()
+    }
+
+    fn decide(&mut self, view: &RoundView<'_>) -> Decision {
+        let deadline = view.opened + Duration::from_millis(100);
+        let reason = CutReason::Count { wanted: view.arrivals.len() as u32 };
+        match view.arrivals.len() {
+            0 => Decision::Wait { until: Some(deadline), arrivals: 1 },
+            1 => Decision::Cut { blocks: Blocks::Only(BTreeSet::from([0, 2])), reason },
+            _ => Decision::cut(reason),
+        }
+    }
+
+    fn admissible_lag(&self) -> u64 {
+        1
+    }
+
+    fn grace(&mut self, _view: &RoundView<'_>) -> Duration {
+        Duration::from_millis(30)
+    }
+}
+
+#[test]
+fn a_grace_admits_what_comes_inside_it_and_blocks_close_on_their_own_members() {
+    let config = RoundConfig { blocks: 3, straggler: Straggler::Finish, ..RoundConfig::default() };
+    let mut s = Script::new(4, Everything, config);
+    s.wait(10).arrive(3, 0).wait(10).arrive(1, 0).wait(10).arrive(0, 0).wait(19).check(&[
+        "round 0: w0 w1 w2 w3",
+        "arrived w3",
+        "arrived w1",
+        "cut, 2 arrived: w0 w2",
+        "arrived w0",
+    ]);
+    assert_eq!(
+        s.coordinator.next_wake(),
+        Some(Time::ZERO + Duration::from_millis(50)),
+        "woken at the end of the grace"
+    );
+    s.wait(1).check(&["closed w3 | w0 w1 w3 (w0=0.030000 w1=0.020000 w2=>=0.050000 w3=0.010000)"]);
+    // One version behind is admissible here, whether it comes between rounds or inside the next.
+    s.arrive(2, 0).check(&[]);
+    s.publish();
+    assert!(s.log.contains(&"arrived w2".to_owned()), "{:?}", s.log);
+}
+
+#[test]
+fn run_times_print_as_traces_write_them() {
+    assert_eq!(RunTime::Observed(Duration::from_millis(1500)).to_string(), "1.500000");
+    let censored = RunTime::Censored { at_least: Duration::from_secs(2) };
+    assert_eq!(censored.to_string(), ">=2.000000");
+}
