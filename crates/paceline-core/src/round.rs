@@ -206,6 +206,7 @@ impl RoundMachine {
         }
         self.roster.working.remove(&worker);
         self.cancelled.remove(&worker);
+        self.pending.retain(|arrival| arrival.contribution.worker != worker);
         self.ask_again();
         self.emit(now, EventKind::WorkerLeft { worker, why });
         Ok(())
@@ -241,8 +242,11 @@ impl RoundMachine {
         if !loss.is_finite() {
             return Err(MachineError::BadLoss { worker, loss });
         }
-        let in_time = self.roster.working.remove(&worker).is_some();
-        self.cancelled.remove(&worker);
+        let in_time = self.roster.working.get(&worker).is_some_and(|work| work.base == base);
+        match in_time {
+            true => self.roster.working.remove(&worker),
+            false => self.cancelled.remove(&worker),
+        };
         let run_time = RunTime::Observed(now.since(given.started));
         let admissible = in_time && base >= self.roster.oldest_admissible();
         if admissible && self.phase != Phase::Closed {

@@ -152,6 +152,9 @@ fn late_gradient_never_reaches_the_sum_and_its_run_time_is_still_learned() {
         "late w1 v0 0.007000",
     ]);
     assert_eq!(s.coordinator.ledger().counts().dropped, 10);
+    // The work it has in hand by then is still its own.
+    s.arrive(1, 1);
+    assert_eq!(s.log[0], "arrived w1");
 }
 
 #[test]
