@@ -46,6 +46,12 @@ impl Assembly {
         self.parts.retain(|&(owner, _), _| owner != worker);
     }
 
+    /// The worker speaks of `base`: nothing more will come of what it was given before.
+    pub(crate) fn forget_before(&mut self, worker: WorkerId, base: Version) {
+        let older = (worker, Version(0))..(worker, base);
+        self.parts.extract_if(older, |_, _| true).for_each(drop);
+    }
+
     /// The worker gave up before its contribution was whole.
     pub(crate) fn abandon(&mut self, worker: WorkerId, base: Version) {
         self.parts.remove(&(worker, base));

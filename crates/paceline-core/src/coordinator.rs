@@ -93,30 +93,38 @@ impl Coordinator {
         self.machine.handle_aborted(worker, base, done, now);
     }
 
-    /// A worker says what it has put, or is putting, on the shards.
+    /// A worker says what it has put, or is putting, on the shards. An error is the worker's.
     pub fn handle_done(
         &mut self,
         contribution: Contribution,
         now: Time,
     ) -> Result<(), MachineError> {
+        let (worker, base) = (contribution.worker, contribution.base);
+        self.machine.work_of(worker, base)?;
+        self.machine.forget_before(worker, base);
+        self.assembly.forget_before(worker, base);
         match self.assembly.said(contribution) {
             Some(whole) => self.arrive(whole, now),
             None => Ok(()),
         }
     }
 
-    /// A shard holds its whole part of a contribution, checked.
+    /// A shard holds its whole part of a contribution, checked. Says whether that is of use: what
+    /// was given up meanwhile is not, and the shard may drop it.
     pub fn handle_staged(
         &mut self,
         worker: WorkerId,
         base: Version,
         shard: ShardId,
         now: Time,
-    ) -> Result<(), MachineError> {
-        match self.assembly.staged(worker, base, shard) {
-            Some(whole) => self.arrive(whole, now),
-            None => Ok(()),
+    ) -> Result<bool, MachineError> {
+        if self.machine.work_of(worker, base).is_err() {
+            return Ok(false);
         }
+        if let Some(whole) = self.assembly.staged(worker, base, shard) {
+            self.arrive(whole, now)?;
+        }
+        Ok(true)
     }
 
     fn arrive(&mut self, whole: Contribution, now: Time) -> Result<(), MachineError> {

@@ -108,8 +108,9 @@ pub struct RoundMachine {
     begun: bool,
     cut_at: Time,
     live: BTreeSet<WorkerId>,
-    /// The last work taken from a worker by a close; what still comes of it is late.
-    cancelled: BTreeMap<WorkerId, Assignment>,
+    /// Work that closes took from workers who have not answered yet; what still comes of it is
+    /// late.
+    cancelled: BTreeMap<(WorkerId, Version), Assignment>,
     /// Admissible contributions that came between a close and the next opening.
     pending: Vec<Arrival>,
     wake: Wake,
@@ -205,7 +206,7 @@ impl RoundMachine {
             return Err(MachineError::Unknown(worker));
         }
         self.roster.working.remove(&worker);
-        self.cancelled.remove(&worker);
+        self.cancelled.retain(|&(owner, _), _| owner != worker);
         self.pending.retain(|arrival| arrival.contribution.worker != worker);
         self.ask_again();
         self.emit(now, EventKind::WorkerLeft { worker, why });
@@ -221,8 +222,7 @@ impl RoundMachine {
 
     /// A straggler stopped after `done` micro-batches.
     pub fn handle_aborted(&mut self, worker: WorkerId, base: Version, done: u32, now: Time) {
-        if self.cancelled.get(&worker).is_some_and(|work| work.base == base) {
-            self.cancelled.remove(&worker);
+        if self.cancelled.remove(&(worker, base)).is_some() {
             self.emit(now, EventKind::Aborted { base, worker, done });
         }
     }
@@ -245,7 +245,7 @@ impl RoundMachine {
         let in_time = self.roster.working.get(&worker).is_some_and(|work| work.base == base);
         match in_time {
             true => self.roster.working.remove(&worker),
-            false => self.cancelled.remove(&worker),
+            false => self.cancelled.remove(&(worker, base)),
         };
         let run_time = RunTime::Observed(now.since(given.started));
         let admissible = in_time && base >= self.roster.oldest_admissible();
@@ -261,16 +261,21 @@ impl RoundMachine {
     }
 
     /// What `worker` was given to compute from `base`: its present work, or what a close took.
-    fn work_of(&self, worker: WorkerId, base: Version) -> Result<Assignment, MachineError> {
+    pub fn work_of(&self, worker: WorkerId, base: Version) -> Result<Assignment, MachineError> {
         if !self.live.contains(&worker) {
             return Err(MachineError::Unknown(worker));
         }
-        [&self.roster.working, &self.cancelled]
-            .into_iter()
-            .filter_map(|map| map.get(&worker))
-            .find(|work| work.base == base)
+        let present = self.roster.working.get(&worker).filter(|work| work.base == base);
+        present
+            .or_else(|| self.cancelled.get(&(worker, base)))
             .copied()
             .ok_or(MachineError::NotWorking { worker, base })
+    }
+
+    /// `worker` speaks of `base`: it will say no more of what it was given before.
+    pub fn forget_before(&mut self, worker: WorkerId, base: Version) {
+        let older = (worker, Version(0))..(worker, base);
+        self.cancelled.extract_if(older, |_, _| true).for_each(drop);
     }
 
     fn accept(&mut self, arrival: Arrival, now: Time) {
@@ -454,12 +459,13 @@ impl RoundMachine {
         self.roster.round = self.roster.round.next();
         if self.config.straggler == Straggler::Abort {
             let oldest = self.roster.oldest_admissible();
-            let (kept, taken) = std::mem::take(&mut self.roster.working)
-                .into_iter()
-                .partition(|(_, w)| w.base >= oldest);
-            self.roster.working = kept;
-            let taken: BTreeMap<_, _> = taken;
-            self.cancelled.extend(taken);
+            let working = std::mem::take(&mut self.roster.working);
+            for (worker, work) in working {
+                match work.base >= oldest {
+                    true => drop(self.roster.working.insert(worker, work)),
+                    false => drop(self.cancelled.insert((worker, work.base), work)),
+                }
+            }
         }
         self.emit(now, closed);
     }

@@ -1,0 +1,65 @@
+//! Checkpoints: the whole model on disk, readable by anyone, never torn.
+//!
+//! A checkpoint of round 123 is a directory `round-00000123` with
+//!
+//! - `params.safetensors`: every tensor under its name, in its shape, as `F32`;
+//! - `optimizer.safetensors`: the optimizer's state as `SLOT/TENSOR`; absent where it has none;
+//! - `manifest.json`: what run this is, and the size and CRC-32 of the other files.
+//!
+//! Tensors are whole, so a run may resume on any number of shards.
+//!
+//! A checkpoint appears under its name all at once: files are written and synced in a hidden
+//! directory beside it, the manifest last, and the directory is renamed. What [`write()`] has
+//! returned survives a crash at any later moment. One process at a time writes to a directory of
+//! checkpoints; any number may read.
+
+mod directory;
+mod error;
+mod manifest;
+mod read;
+mod tensors;
+mod write;
+
+use serde_json::Value;
+
+use crate::{FlatVec, Layout, LayoutError, OptimizerSpec, TensorSpec};
+
+pub use directory::{latest, list, prune};
+pub use error::CheckpointError;
+pub use manifest::{Crc32, Crc32Error, FileEntry, Manifest};
+pub use read::{read, verify};
+pub use write::write;
+
+const MANIFEST: &str = "manifest.json";
+const PARAMS: &str = "params.safetensors";
+const OPTIMIZER: &str = "optimizer.safetensors";
+
+/// All that a run needs to go on from the end of a round.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checkpoint {
+    /// The last round that is in the parameters.
+    pub round: u64,
+    /// The version of the parameters.
+    pub version: u64,
+    /// How many updates the parameters have seen; see [`Update::step`](crate::Update::step).
+    pub step: u64,
+    /// The name of the model.
+    pub model: String,
+    /// The rule that the optimizer's state belongs to.
+    pub optimizer: OptimizerSpec,
+    /// The tensors, in the order of the flat vector.
+    pub tensors: Vec<TensorSpec>,
+    /// The parameters, as one flat vector.
+    pub params: FlatVec,
+    /// The optimizer's state: one flat vector for each of [`OptimizerSpec::slot_names`].
+    pub slots: Vec<FlatVec>,
+    /// Whatever else the run wants back, such as the data ledger.
+    pub state: Value,
+}
+
+impl Checkpoint {
+    /// The tensors laid out in blocks over shards, however many there were before.
+    pub fn layout(&self, block_elems: usize, shards: u32) -> Result<Layout, LayoutError> {
+        Layout::new(self.tensors.clone(), block_elems, shards)
+    }
+}

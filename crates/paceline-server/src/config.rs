@@ -1,0 +1,164 @@
+//! What a run is told: all settings, with the defaults that a user gets.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use paceline_core::{LedgerState, RoundConfig, Version};
+use paceline_params::{Checkpoint, Clip, FlatVec, LrScaling, OptimizerSpec, Schedule, TensorSpec};
+use paceline_policy::PolicySpec;
+use serde::{Deserialize, Serialize};
+
+/// One run, from its first round to its last.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// The run's name, for people.
+    pub name: String,
+    /// The model, as the user wrote it; workers are told.
+    pub model: String,
+    /// The data, as the user wrote it; workers are told.
+    pub data: String,
+    /// Seed of sample order, model and generated data.
+    pub seed: u64,
+    /// Samples in an epoch.
+    pub samples: u32,
+    /// Samples that a worker is given per round.
+    pub batch: u32,
+    /// Parts in which a worker does its round's work.
+    pub micro_batches: u32,
+    /// When a round stops waiting.
+    pub policy: PolicySpec,
+    /// Quorum, graces, stragglers, and how many workers the first round waits for.
+    pub round: RoundConfig,
+    /// How the parameters are cut up and spread.
+    pub placement: Placement,
+    /// How an update is made.
+    pub update: UpdateConfig,
+    /// When the run is over.
+    pub limits: Limits,
+    /// Sums in worker order and a hash of the parameters every round.
+    pub deterministic: bool,
+    /// Checkpoints, if any are to be written.
+    pub checkpoints: Option<CheckpointConfig>,
+    /// Rounds between evaluations on the test set.
+    pub evaluate_every: u64,
+    /// How often workers give a sign of life.
+    pub heartbeat: Duration,
+    /// A worker silent for longer is dead.
+    pub liveness: Duration,
+    /// What peers must show to be let in.
+    pub token: Option<String>,
+}
+
+/// Shards, blocks, and memory for contributions that wait to be folded.
+#[derive(Debug, Clone)]
+pub struct Placement {
+    /// Shards.
+    pub shards: u32,
+    /// Whether they are other processes, which will call.
+    pub remote: bool,
+    /// Elements in a block.
+    pub block_elems: usize,
+    /// The most memory that staged contributions may take, over all shards. At least one
+    /// contribution always fits.
+    pub staging_bytes: u64,
+}
+
+/// How an update is made of a round's sum.
+#[derive(Debug, Clone)]
+pub struct UpdateConfig {
+    /// The rule.
+    pub optimizer: OptimizerSpec,
+    /// Learning rate before schedule and scaling.
+    pub learning_rate: f32,
+    /// The learning rate over rounds.
+    pub schedule: Schedule,
+    /// How it follows the contributed weight.
+    pub scaling: LrScaling,
+    /// The weight at which scaling is 1.
+    pub reference_weight: f64,
+    /// Bound on the norm of the mean gradient.
+    pub clip: Clip,
+}
+
+/// When the run is over; whichever comes first.
+#[derive(Debug, Clone, Default)]
+pub struct Limits {
+    /// Rounds in all, those before a resume included.
+    pub rounds: Option<u64>,
+    /// Epochs in all.
+    pub epochs: Option<u32>,
+    /// Test accuracy, 0 to 1.
+    pub accuracy: Option<f64>,
+    /// Time since this process began the run.
+    pub time: Option<Duration>,
+}
+
+/// Where and how often checkpoints are written.
+#[derive(Debug, Clone)]
+pub struct CheckpointConfig {
+    /// The directory that holds them.
+    pub dir: PathBuf,
+    /// Rounds between them; the end of a run always writes one.
+    pub every: u64,
+    /// How many are kept.
+    pub keep: usize,
+}
+
+/// Where a run begins: fresh parameters, or those of a checkpoint.
+#[derive(Debug, Clone)]
+pub struct Start {
+    /// The tensors, in the order of the flat vector.
+    pub tensors: Vec<TensorSpec>,
+    /// All parameters.
+    pub params: FlatVec,
+    /// The optimiser's state, one flat vector per slot; empty for a fresh start.
+    pub slots: Vec<FlatVec>,
+    /// The version these are.
+    pub version: Version,
+    /// Updates they have seen.
+    pub step: u64,
+    /// The books at that point, if any.
+    pub ledger: Option<LedgerState>,
+}
+
+/// What a checkpoint keeps beside the parameters.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SavedState {
+    /// The data ledger.
+    pub ledger: LedgerState,
+    /// Seed of the run: the sample order depends on it.
+    pub seed: u64,
+    /// The data, as the user wrote it.
+    pub data: String,
+}
+
+impl Start {
+    /// Goes on from a checkpoint.
+    pub fn resume(checkpoint: Checkpoint) -> Result<(Start, SavedState), serde_json::Error> {
+        let state: SavedState = serde_json::from_value(checkpoint.state)?;
+        let start = Start {
+            tensors: checkpoint.tensors,
+            params: checkpoint.params,
+            slots: checkpoint.slots,
+            version: Version(checkpoint.version),
+            step: checkpoint.step,
+            ledger: Some(state.ledger.clone()),
+        };
+        Ok((start, state))
+    }
+}
+
+/// Why an address may not be bound.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "refusing to listen on {0} without a token: anybody who can reach it could join the run. Give \
+     one with --token-file or PACELINE_TOKEN, or bind 127.0.0.1"
+)]
+pub struct OpenDoor(pub SocketAddr);
+
+/// Loopback is open to this machine; anything else needs a token.
+pub fn check_bind(address: SocketAddr, token: Option<&str>) -> Result<(), OpenDoor> {
+    match address.ip().is_loopback() || token.is_some_and(|token| !token.is_empty()) {
+        true => Ok(()),
+        false => Err(OpenDoor(address)),
+    }
+}

@@ -1,0 +1,23 @@
+//! The server: one coordinator and its shards, in one process or in several.
+//!
+//! [`serve`] drives the sans-IO coordinator of `paceline-core` from sockets and a clock;
+//! [`serve_shard`] runs one shard in a process of its own. Decisions are made in the core, sums in
+//! [`shard`]; what is here moves messages between them.
+
+mod checkpoints;
+mod config;
+mod door;
+mod input;
+mod placement;
+mod remote;
+mod run;
+mod shard;
+mod update;
+mod workers;
+
+pub use config::{
+    CheckpointConfig, Limits, OpenDoor, Placement, SavedState, ServerConfig, Start, UpdateConfig,
+    check_bind,
+};
+pub use remote::{ShardConfig, serve_shard};
+pub use run::{Evaluation, Evaluator, Outcome, ServerError, serve};

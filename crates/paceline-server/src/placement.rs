@@ -1,0 +1,216 @@
+//! Where the parameters are: shards in this process or in others, behind one way to talk to them.
+
+use std::sync::{Arc, mpsc};
+
+use paceline_core::{Version, WorkerId};
+use paceline_params::{Block, FlatVec, Layout};
+use paceline_wire::message::{FromShard, ShardSpec, ToShard};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+
+use crate::{
+    config::{ServerConfig, Start},
+    door::Door,
+    input::{Input, ShardCall},
+    run::ServerError,
+    shard::{self, ShardCommand, ShardInbox, link::BlockShape},
+};
+
+/// The shards, as the coordinator talks to them.
+pub(crate) struct Shards {
+    links: Vec<Link>,
+    /// What happened before they were ready, to be handled then.
+    pub(crate) early: Vec<Input>,
+    /// Where workers reach each; empty for shards behind the coordinator's own door.
+    pub(crate) addresses: Vec<String>,
+}
+
+enum Link {
+    Local(mpsc::Sender<ShardInbox>),
+    Remote(UnboundedSender<ShardCommand>),
+}
+
+impl Link {
+    fn send(&self, command: ShardCommand) {
+        // A shard that has failed reports it by itself.
+        match self {
+            Link::Local(sender) => drop(sender.send(ShardInbox::Command(command))),
+            Link::Remote(sender) => drop(sender.send(command)),
+        }
+    }
+}
+
+impl Shards {
+    pub(crate) fn len(&self) -> usize {
+        self.links.len()
+    }
+
+    pub(crate) fn send_all(&self, message: &ToShard) {
+        for link in &self.links {
+            link.send(message.clone().into());
+        }
+    }
+
+    pub(crate) fn send(&self, shard: u32, message: ToShard) {
+        if let Some(link) = self.links.get(shard as usize) {
+            link.send(message.into());
+        }
+    }
+
+    pub(crate) fn discard(&self, worker: WorkerId, base: Version) {
+        self.send_all(&ToShard::Discard { worker, base });
+    }
+
+    /// Puts the parameters on the shards and waits until all hold them.
+    pub(crate) async fn place(
+        config: &ServerConfig,
+        layout: &Layout,
+        staging: u32,
+        start: &Start,
+        door: &Door,
+        inbox: (&UnboundedSender<Input>, &mut UnboundedReceiver<Input>),
+    ) -> Result<Shards, ServerError> {
+        let spec = |index| ShardSpec {
+            index,
+            layout: layout.clone(),
+            optimizer: config.update.optimizer,
+            version: start.version,
+            staging,
+            fold_at_close: config.deterministic || config.policy.build().closes_by_block(),
+        };
+        let specs: Vec<ShardSpec> = (0..config.placement.shards).map(spec).collect();
+        let (inputs, queue) = inbox;
+        let mut shards = match config.placement.remote {
+            true => call_remote(specs, start, queue).await?,
+            false => spawn_local(specs, start, door, inputs)?,
+        };
+        shards.ready(queue).await?;
+        Ok(shards)
+    }
+
+    async fn ready(&mut self, queue: &mut UnboundedReceiver<Input>) -> Result<(), ServerError> {
+        let mut missing = self.len();
+        while missing > 0 {
+            match queue.recv().await.ok_or(ServerError::Stopped)? {
+                Input::Shard { report: Ok(report), .. } if report.message == FromShard::Ready => {
+                    missing -= 1;
+                }
+                Input::Shard { report: Err(error), .. } => return Err(ServerError::Shard(error)),
+                early => self.early.push(early),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn spawn_local(
+    specs: Vec<ShardSpec>,
+    start: &Start,
+    door: &Door,
+    inputs: &UnboundedSender<Input>,
+) -> Result<Shards, ServerError> {
+    let mut local = Vec::new();
+    for spec in specs {
+        let (index, inputs) = (spec.index, inputs.clone());
+        let blocks = blocks_of(&spec, start);
+        let report = move |report| drop(inputs.send(Input::Shard { index, report }));
+        local.push(shard::spawn(spec, blocks, report).map_err(ServerError::Shard)?);
+    }
+    let links = local.iter().map(|(_, sender)| Link::Local(sender.clone())).collect();
+    let addresses = vec![String::new(); local.len()];
+    assert!(door.shards.set(local).is_ok(), "parameters are placed once");
+    Ok(Shards { links, addresses, early: Vec::new() })
+}
+
+async fn call_remote(
+    specs: Vec<ShardSpec>,
+    start: &Start,
+    queue: &mut UnboundedReceiver<Input>,
+) -> Result<Shards, ServerError> {
+    let count = specs.len() as u32;
+    let mut calls: Vec<Option<(Link, String)>> = specs.iter().map(|_| None).collect();
+    let mut early = Vec::new();
+    while calls.iter().any(Option::is_none) {
+        let missing = calls.iter().filter(|call| call.is_none()).count();
+        tracing::info!("waiting for {missing} of {count} shards");
+        let call = match queue.recv().await.ok_or(ServerError::Stopped)? {
+            Input::ShardCall(call) => call,
+            Input::Shard { report: Err(error), .. } => return Err(ServerError::Shard(error)),
+            other => {
+                early.push(other);
+                continue;
+            }
+        };
+        let index = call.index as usize;
+        if let Err(why) = check_call(&call, count, calls.get(index).is_some_and(Option::is_some)) {
+            let _ = call.reply.send(Err(why));
+            continue;
+        }
+        let spec = specs[index].clone();
+        let shape = BlockShape::new(&spec.layout, spec.index, &spec.optimizer);
+        let blocks = blocks_of(&spec, start);
+        let _ = call.reply.send(Ok(shape));
+        let link = Link::Remote(call.commands);
+        link.send(ShardCommand { message: ToShard::Init(spec), blocks });
+        calls[index] = Some((link, call.address));
+    }
+    let (links, addresses) = calls.into_iter().flatten().unzip();
+    Ok(Shards { links, addresses, early })
+}
+
+fn check_call(call: &ShardCall, count: u32, taken: bool) -> Result<(), String> {
+    let ShardCall { index, of, .. } = call;
+    if *of != count {
+        return Err(format!("this run has {count} shards, not {of}"));
+    }
+    if *index >= count {
+        return Err(format!("there is no shard {index} of {count}"));
+    }
+    match taken {
+        true => Err(format!("shard {index} is already there")),
+        false => Ok(()),
+    }
+}
+
+fn blocks_of(spec: &ShardSpec, start: &Start) -> Vec<Block> {
+    let part = |flat: &FlatVec, block| flat.copy(spec.layout.block_range(block));
+    let block = |block| {
+        let values = part(&start.params, block);
+        match start.slots.is_empty() {
+            true => Block::new(values, &spec.optimizer),
+            false => {
+                Block::restore(values, start.slots.iter().map(|slot| part(slot, block)).collect())
+            }
+        }
+    };
+    spec.layout.shard_blocks(spec.index).map(block).collect()
+}
+
+/// Gathers the shards' reports of their state into the whole model.
+pub(crate) struct Gathering {
+    parts: Vec<Option<Vec<Block>>>,
+}
+
+impl Gathering {
+    pub(crate) fn new(shards: usize) -> Self {
+        Gathering { parts: (0..shards).map(|_| None).collect() }
+    }
+
+    /// Adds one shard's part; the whole model once all are here.
+    pub(crate) fn add(&mut self, shard: u32, blocks: Vec<Block>) -> Option<Vec<Block>> {
+        *self.parts.get_mut(shard as usize)? = Some(blocks);
+        if self.parts.iter().any(Option::is_none) {
+            return None;
+        }
+        Some(self.parts.iter_mut().flat_map(Option::take).flatten().collect())
+    }
+}
+
+/// The values of all blocks, or one of their optimiser slots, as one flat vector; nothing is
+/// copied.
+pub(crate) fn flat(blocks: &[Block], slot: Option<usize>) -> FlatVec {
+    let pick = |block: &Block| match slot {
+        None => block.snapshot(),
+        Some(slot) => Arc::clone(&block.slots()[slot]),
+    };
+    blocks.iter().map(pick).collect()
+}

@@ -1,0 +1,103 @@
+//! A shard in a process of its own.
+
+use std::sync::{Arc, OnceLock};
+
+use paceline_core::WorkerId;
+use paceline_wire::{
+    FrameError, FrameReader, FrameWriter, Listener,
+    frame::MAX_CONTROL,
+    message::{FromShard, Hello, Reply, Role, ToShard},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::mpsc::{UnboundedSender, unbounded_channel},
+};
+
+use crate::{
+    door::Door,
+    run::ServerError,
+    shard::{self, ShardInbox, ShardReport, link},
+};
+
+/// What a shard process is told.
+#[derive(Debug, Clone)]
+pub struct ShardConfig {
+    /// Which shard this is.
+    pub index: u32,
+    /// Of how many.
+    pub of: u32,
+    /// Where workers reach it.
+    pub address: String,
+    /// What lets it in at the coordinator, and workers in here.
+    pub token: Option<String>,
+}
+
+/// Runs one shard: calls the coordinator over `stream`, holds what it is told to, and serves
+/// workers on `listener` until the run is over.
+pub async fn serve_shard<S>(
+    config: ShardConfig,
+    stream: S,
+    listener: impl Listener,
+) -> Result<(), ServerError>
+where
+    S: AsyncRead + AsyncWrite + Send + 'static,
+{
+    let (read, write) = tokio::io::split(stream);
+    let mut reader = FrameReader::new(read, MAX_CONTROL);
+    let mut writer = FrameWriter::new(write);
+    writer.preamble().await?;
+    let ShardConfig { index, of, address, token } = config;
+    let role = Role::Shard { index, of, address };
+    writer.message(&Hello { token: token.clone().unwrap_or_default(), role }).await?;
+    reader.preamble().await?;
+    if let Reply::Refused(why) = reader.message::<Reply<()>>().await? {
+        return Err(FrameError::Refused(why).into());
+    }
+    let init = link::read_command(&mut reader).await?;
+    let ToShard::Init(spec) = init.message else {
+        let error = format!("{:?} where the parameters were due", init.message);
+        return Err(FrameError::Unexpected(error).into());
+    };
+
+    let (reports, mut outgoing) = unbounded_channel::<Result<ShardReport, String>>();
+    let say = reports.clone();
+    let (store, sender) = shard::spawn(spec, init.blocks, move |report| drop(say.send(report)))
+        .map_err(ServerError::Shard)?;
+    let door = Door {
+        token,
+        coordinator: None,
+        shards: OnceLock::from(vec![(store, sender.clone())]),
+        report: Box::new(reject(reports)),
+    };
+    let serving = tokio::spawn(Arc::new(door).serve(listener));
+
+    let outcome = tokio::select! {
+        outcome = async {
+            loop {
+                let command = link::read_command(&mut reader).await?;
+                let stop = command.message == ToShard::Stop;
+                if stop || sender.send(ShardInbox::Command(command)).is_err() {
+                    return Ok(());
+                }
+            }
+        } => outcome,
+        outcome = async {
+            while let Some(report) = outgoing.recv().await {
+                let report = report.map_err(ServerError::Shard)?;
+                link::write_report(&mut writer, &report).await?;
+            }
+            Ok(())
+        } => outcome,
+    };
+    serving.abort();
+    outcome
+}
+
+fn reject(
+    reports: UnboundedSender<Result<ShardReport, String>>,
+) -> impl Fn(Option<WorkerId>, String, String) {
+    move |worker, peer, error| {
+        let rejected = FromShard::Rejected { worker, peer, error };
+        let _ = reports.send(Ok(rejected.into()));
+    }
+}

@@ -1,0 +1,116 @@
+//! Snapshots of a published version: measured and written down while the run goes on.
+
+use std::sync::PoisonError;
+
+use paceline_core::{EventKind, StopReason, Version};
+use paceline_params::{Block, ParamHash};
+use paceline_wire::message::ToShard;
+
+use super::{Evaluation, Run};
+use crate::{
+    checkpoints,
+    config::SavedState,
+    input::Input,
+    placement::{Gathering, flat},
+};
+
+/// The state of all shards at one version, being gathered.
+pub(super) struct Snapshot {
+    version: Version,
+    gathering: Gathering,
+    evaluate: bool,
+    checkpoint: Option<SavedState>,
+}
+
+impl Run {
+    pub(super) fn snapshot_if_due(&mut self, version: Version) {
+        if self.snapshot.is_some() || self.stop.is_some() {
+            return;
+        }
+        let progress = &mut self.progress;
+        let evaluate =
+            self.evaluator.is_some() && !self.evaluating && version.0 >= progress.next_evaluation;
+        if evaluate {
+            progress.next_evaluation = version.0 + self.config.evaluate_every.max(1);
+        }
+        let every = self.config.checkpoints.as_ref().map(|checkpoints| checkpoints.every.max(1));
+        let due = every.filter(|_| !self.checkpointing && version.0 >= progress.next_checkpoint);
+        if let Some(every) = due {
+            progress.next_checkpoint = version.0 + every;
+        }
+        if evaluate || due.is_some() {
+            self.take_snapshot(evaluate, due.is_some());
+        }
+    }
+
+    /// Commands to a shard are carried out in order, so what it reports is this version.
+    pub(super) fn take_snapshot(&mut self, evaluate: bool, checkpoint: bool) {
+        let state = || SavedState {
+            ledger: self.core.ledger().state(),
+            seed: self.config.seed,
+            data: self.config.data.clone(),
+        };
+        self.snapshot = Some(Snapshot {
+            version: self.progress.version,
+            gathering: Gathering::new(self.shards.len()),
+            evaluate,
+            checkpoint: checkpoint.then(state),
+        });
+        self.shards.send_all(&ToShard::Snapshot);
+    }
+
+    pub(super) fn gathered(&mut self, shard: u32, version: Version, blocks: Vec<Block>) {
+        let Some(snapshot) = self.snapshot.as_mut().filter(|s| s.version == version) else {
+            return self.fail(format!("shard {shard} reported {version}, which nobody asked for"));
+        };
+        let Some(blocks) = snapshot.gathering.add(shard, blocks) else { return };
+        let Some(Snapshot { evaluate, checkpoint, .. }) = self.snapshot.take() else { return };
+        if evaluate {
+            self.evaluate(version, &blocks);
+        }
+        if let Some(state) = checkpoint {
+            self.checkpoint(version, &blocks, &state);
+        }
+        if self.stop.is_some() {
+            let mut at = 0;
+            let parts = blocks.iter().map(|block| {
+                at += block.values().len();
+                ParamHash::of(at - block.values().len(), block.values())
+            });
+            self.progress.param_hash = Some((version, parts.collect()));
+        }
+    }
+
+    fn evaluate(&mut self, version: Version, blocks: &[Block]) {
+        let Some(evaluator) = self.evaluator.clone() else { return };
+        let (params, inputs) = (flat(blocks, None), self.inputs.clone());
+        self.evaluating = true;
+        tokio::task::spawn_blocking(move || {
+            let mut evaluator = evaluator.lock().unwrap_or_else(PoisonError::into_inner);
+            let evaluation = evaluator(&params.into_vec());
+            let _ = inputs.send(Input::Evaluated { version, evaluation });
+        });
+    }
+
+    pub(super) fn evaluated(&mut self, version: Version, evaluation: Evaluation) {
+        self.evaluating = false;
+        self.progress.evaluation = Some((version, evaluation));
+        let Evaluation { loss, accuracy } = evaluation;
+        self.emit(EventKind::Evaluated { version, loss, accuracy });
+        if self.config.limits.accuracy.is_some_and(|target| accuracy >= target) {
+            self.stop_because(StopReason::TargetAccuracy);
+        }
+    }
+
+    fn checkpoint(&mut self, version: Version, blocks: &[Block], state: &SavedState) {
+        let Some(config) = self.config.checkpoints.clone() else { return };
+        let (tensors, inputs) = (self.layout.tensors(), self.inputs.clone());
+        let described =
+            checkpoints::describe(&self.config, tensors, blocks, version, self.step, state);
+        self.checkpointing = true;
+        tokio::task::spawn_blocking(move || {
+            let result = checkpoints::write(&config, &described);
+            let _ = inputs.send(Input::Checkpointed { version, result });
+        });
+    }
+}

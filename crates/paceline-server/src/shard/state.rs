@@ -1,0 +1,273 @@
+//! The arithmetic of a shard: what is staged, what is folded, what is published.
+
+use std::collections::BTreeMap;
+
+use paceline_core::{BlockClose, Version, WorkerId};
+use paceline_params::{Block, ParamHash, Spares, Update, fold, norm_squared};
+use paceline_wire::message::ShardSpec;
+use thiserror::Error;
+
+use super::Staged;
+
+/// The coordinator asked for what cannot be: the shard and it no longer agree.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub(crate) enum ShardError {
+    #[error("{worker}'s contribution from {base} was accepted but is not staged here")]
+    NotStaged { worker: WorkerId, base: Version },
+    #[error("{0} is a member of the close but was not accepted here")]
+    NotAccepted(WorkerId),
+    #[error("blocks were sent for {got} of {expected} blocks")]
+    WrongBlocks { got: usize, expected: usize },
+    #[error("update with {got} scales for {expected} closes")]
+    WrongScales { got: usize, expected: usize },
+}
+
+/// How many contributions are folded in one pass over the sums.
+const FUSE: usize = 4;
+
+/// One shard's blocks, with the sums of the open round beside them.
+pub(crate) struct ShardState {
+    spec: ShardSpec,
+    first_block: u32,
+    blocks: Vec<Block>,
+    sums: Vec<Vec<f32>>,
+    /// Whether each sum holds nothing of this round yet.
+    fresh: Vec<bool>,
+    spares: Spares,
+    staged: BTreeMap<(WorkerId, Version), Staged>,
+    /// Accepted and not folded, in order of acceptance.
+    accepted: Vec<(WorkerId, Staged)>,
+    /// In the sums already.
+    folded: Vec<WorkerId>,
+    closes: Vec<BlockClose>,
+}
+
+impl ShardState {
+    pub(crate) fn new(spec: ShardSpec, blocks: Vec<Block>) -> Result<Self, ShardError> {
+        let range = spec.layout.shard_blocks(spec.index);
+        let lengths: Vec<usize> = range.clone().map(|b| spec.layout.block_range(b).len()).collect();
+        let got: Vec<usize> = blocks.iter().map(|block| block.values().len()).collect();
+        if got != lengths {
+            return Err(ShardError::WrongBlocks { got: got.len(), expected: lengths.len() });
+        }
+        Ok(ShardState {
+            first_block: range.start,
+            sums: lengths.iter().map(|&len| vec![0.0; len]).collect(),
+            fresh: vec![true; lengths.len()],
+            spares: Spares::new(blocks.len() * (1 + spec.optimizer.slot_names().len())),
+            blocks,
+            staged: BTreeMap::new(),
+            accepted: Vec::new(),
+            folded: Vec::new(),
+            closes: Vec::new(),
+            spec,
+        })
+    }
+
+    pub(crate) fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// A contribution is here as a whole. One already here from the same work is replaced.
+    pub(crate) fn stage(&mut self, staged: Staged) {
+        self.staged.insert((staged.worker, staged.base), staged);
+    }
+
+    pub(crate) fn discard(&mut self, worker: WorkerId, base: Version) {
+        self.staged.remove(&(worker, base));
+    }
+
+    pub(crate) fn forget(&mut self, worker: WorkerId) {
+        self.staged.retain(|&(owner, _), _| owner != worker);
+    }
+
+    pub(crate) fn accept(&mut self, worker: WorkerId, base: Version) -> Result<(), ShardError> {
+        let staged = self.staged.remove(&(worker, base));
+        self.accepted.push((worker, staged.ok_or(ShardError::NotStaged { worker, base })?));
+        Ok(())
+    }
+
+    /// Folds what is accepted into every sum, if sums are made as contributions come.
+    pub(crate) fn fold_accepted(&mut self) {
+        if self.spec.fold_at_close || self.accepted.is_empty() {
+            return;
+        }
+        let accepted = std::mem::take(&mut self.accepted);
+        for group in accepted.chunks(FUSE) {
+            for block in 0..self.blocks.len() {
+                self.fold_block(block, group.iter().map(|(_, staged)| staged));
+            }
+            self.folded.extend(group.iter().map(|&(worker, _)| worker));
+        }
+    }
+
+    fn fold_block<'a>(&mut self, block: usize, staged: impl Iterator<Item = &'a Staged>) {
+        let parts: Vec<&[f32]> = staged.map(|staged| &*staged.parts[block]).collect();
+        if !parts.is_empty() {
+            fold(&mut self.sums[block], std::mem::take(&mut self.fresh[block]), &parts);
+        }
+    }
+
+    /// Completes the sums of the members of each close, in worker order where they are not folded
+    /// yet, and returns the squared norm of each close's sums.
+    pub(crate) fn close(&mut self, closes: Vec<BlockClose>) -> Result<Vec<f64>, ShardError> {
+        self.fold_accepted();
+        let accepted = std::mem::take(&mut self.accepted);
+        let mut norms = Vec::with_capacity(closes.len());
+        for close in &closes {
+            let mut pending = Vec::new();
+            for &(member, _) in &close.members {
+                match accepted.iter().find(|&&(worker, _)| worker == member) {
+                    Some((_, staged)) => pending.push(staged),
+                    None if self.folded.contains(&member) => {}
+                    None => return Err(ShardError::NotAccepted(member)),
+                }
+            }
+            norms.push(self.sum(close, &pending));
+        }
+        self.folded.clear();
+        self.closes = closes;
+        Ok(norms)
+    }
+
+    /// Each block is summed and measured while it is in the cache.
+    fn sum(&mut self, close: &BlockClose, pending: &[&Staged]) -> f64 {
+        let mut norm = 0.0;
+        for block in 0..self.blocks.len() {
+            if close.blocks.contains(self.first_block + block as u32) {
+                self.fold_block(block, pending.iter().copied());
+                norm += norm_squared(&self.sums[block]);
+            }
+        }
+        norm
+    }
+
+    /// Applies the closed round's update to every block, each scaled as its close says.
+    pub(crate) fn apply(&mut self, step: u64, lr: f32, scales: &[f32]) -> Result<(), ShardError> {
+        let (got, expected) = (scales.len(), self.closes.len());
+        if got != expected {
+            return Err(ShardError::WrongScales { got, expected });
+        }
+        for (close, &scale) in self.closes.iter().zip(scales) {
+            for (i, block) in self.blocks.iter_mut().enumerate() {
+                if close.blocks.contains(self.first_block + i as u32) && !self.fresh[i] {
+                    let update = Update { step, lr, scale };
+                    block.apply(&self.spec.optimizer, update, &self.sums[i], &self.spares);
+                }
+            }
+        }
+        self.fresh.fill(true);
+        self.closes.clear();
+        Ok(())
+    }
+
+    /// Hash of this shard's part of the parameters; adds up over shards.
+    pub(crate) fn hash(&self) -> ParamHash {
+        let offset = self.spec.layout.shard_range(self.spec.index).start;
+        let mut at = offset;
+        let parts = self.blocks.iter().map(|block| {
+            let hash = ParamHash::of(at, block.values());
+            at += block.values().len();
+            hash
+        });
+        parts.reduce(ParamHash::combine).unwrap_or(ParamHash::of(0, &[]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, sync::Arc};
+
+    use paceline_core::Blocks;
+    use paceline_params::{BufferPool, Layout, OptimizerSpec, TensorSpec};
+
+    use super::*;
+
+    /// A shard of three blocks of two values, all zero, plain SGD.
+    fn shard(fold_at_close: bool) -> ShardState {
+        let layout = Layout::new(vec![TensorSpec::new("w", [6])], 2, 1).unwrap();
+        let optimizer = OptimizerSpec::SGD;
+        let blocks = (0..3).map(|_| Block::new(vec![0.0; 2], &optimizer)).collect();
+        let version = Version(0);
+        let spec = ShardSpec { index: 0, layout, optimizer, version, staging: 9, fold_at_close };
+        ShardState::new(spec, blocks).unwrap()
+    }
+
+    fn staged(worker: u32, values: [f32; 6]) -> Staged {
+        let pool = Arc::new(BufferPool::new(1 << 20));
+        let part = |i: usize| {
+            let mut lease = pool.lease(2).unwrap();
+            lease.copy_from_slice(&values[2 * i..2 * i + 2]);
+            lease
+        };
+        Staged {
+            worker: WorkerId(worker),
+            base: Version(0),
+            session: 0,
+            parts: (0..3).map(part).collect(),
+            _room: None,
+        }
+    }
+
+    fn close(blocks: Blocks, members: &[u32]) -> BlockClose {
+        BlockClose { blocks, members: members.iter().map(|&w| (WorkerId(w), 1.0)).collect() }
+    }
+
+    fn values(shard: &ShardState) -> Vec<f32> {
+        shard.blocks.iter().flat_map(|block| block.values().to_vec()).collect()
+    }
+
+    #[test]
+    fn only_members_reach_the_parameters_whether_folded_early_or_at_the_close() {
+        for fold_at_close in [false, true] {
+            let mut shard = shard(fold_at_close);
+            for worker in 0..3 {
+                shard.stage(staged(worker, [1.0; 6]));
+            }
+            shard.accept(WorkerId(2), Version(0)).unwrap();
+            shard.fold_accepted();
+            shard.accept(WorkerId(0), Version(0)).unwrap();
+            let norms = shard.close(vec![close(Blocks::All, &[0, 2])]).unwrap();
+            assert_eq!(norms, [6.0 * 4.0]);
+            shard.apply(1, 1.0, &[0.5]).unwrap();
+            assert_eq!(values(&shard), [-1.0; 6]);
+        }
+    }
+
+    #[test]
+    fn blocks_close_on_their_own_members_with_their_own_denominator() {
+        let mut shard = shard(true);
+        for worker in 0..2 {
+            shard.stage(staged(worker, [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]));
+            shard.accept(WorkerId(worker), Version(0)).unwrap();
+        }
+        let first = Blocks::Only(BTreeSet::from([0, 2]));
+        let rest = Blocks::Only(BTreeSet::from([1]));
+        shard.close(vec![close(first, &[1]), close(rest, &[0, 1])]).unwrap();
+        shard.apply(1, 1.0, &[1.0, 0.5]).unwrap();
+        assert_eq!(values(&shard), [-1.0, -1.0, -2.0, -2.0, -3.0, -3.0]);
+    }
+
+    #[test]
+    fn a_dead_workers_accepted_contribution_stays_and_its_staged_one_goes() {
+        let mut shard = shard(true);
+        shard.stage(staged(0, [1.0; 6]));
+        shard.stage(staged(1, [1.0; 6]));
+        shard.accept(WorkerId(0), Version(0)).unwrap();
+        shard.forget(WorkerId(0));
+        shard.forget(WorkerId(1));
+        let missing = shard.accept(WorkerId(1), Version(0)).unwrap_err();
+        let (worker, base) = (WorkerId(1), Version(0));
+        assert_eq!(missing, ShardError::NotStaged { worker, base });
+        shard.close(vec![close(Blocks::All, &[0])]).unwrap();
+        shard.apply(1, 1.0, &[1.0]).unwrap();
+        assert_eq!(values(&shard), [-1.0; 6]);
+    }
+
+    #[test]
+    fn a_member_that_was_never_accepted_is_an_error_not_a_silent_loss() {
+        let mut shard = shard(false);
+        let refused = shard.close(vec![close(Blocks::All, &[4])]).unwrap_err();
+        assert_eq!(refused, ShardError::NotAccepted(WorkerId(4)));
+    }
+}

@@ -1,0 +1,95 @@
+//! What a shard's thread and its data connections share: room for contributions, and what is
+//! published.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use paceline_core::{Version, WorkerId};
+use paceline_params::{BufferPool, Layout, Lease};
+use paceline_wire::message::ShardSpec;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+
+/// A whole contribution to one shard, checked, not yet folded.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    pub(crate) worker: WorkerId,
+    pub(crate) base: Version,
+    /// Which incarnation of the worker it is from.
+    pub(crate) session: u64,
+    /// One buffer for each of the shard's blocks.
+    pub(crate) parts: Vec<Lease>,
+    /// Its place in the bounded staging memory, held until it is dropped; none in tests of the
+    /// arithmetic.
+    pub(crate) _room: Option<OwnedSemaphorePermit>,
+}
+
+/// A version's blocks, or none while it is being made.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Published {
+    pub(crate) version: Version,
+    pub(crate) blocks: Option<Arc<[Arc<Vec<f32>>]>>,
+}
+
+/// Shared by a shard's thread and the tasks of its data connections.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) index: u32,
+    pub(crate) layout: Layout,
+    pub(crate) pool: Arc<BufferPool>,
+    /// One permit for each contribution that may be staged.
+    pub(crate) room: Arc<Semaphore>,
+    pub(crate) published: watch::Sender<Published>,
+    sessions: Mutex<BTreeMap<WorkerId, u64>>,
+    sessions_changed: Notify,
+}
+
+impl Store {
+    pub(crate) fn new(spec: &ShardSpec) -> Self {
+        let bytes = spec.layout.shard_range(spec.index).len() * size_of::<f32>();
+        let room = spec.staging as usize;
+        Store {
+            index: spec.index,
+            layout: spec.layout.clone(),
+            pool: Arc::new(BufferPool::new(room * bytes)),
+            room: Arc::new(Semaphore::new(room)),
+            published: watch::Sender::new(Published::default()),
+            sessions: Mutex::default(),
+            sessions_changed: Notify::new(),
+        }
+    }
+
+    pub(crate) fn admit(&self, worker: WorkerId, session: u64) {
+        self.sessions().insert(worker, session);
+        self.sessions_changed.notify_waiters();
+    }
+
+    pub(crate) fn forget(&self, worker: WorkerId) {
+        self.sessions().remove(&worker);
+        self.sessions_changed.notify_waiters();
+    }
+
+    pub(crate) fn is_admitted(&self, worker: WorkerId, session: u64) -> bool {
+        self.sessions().get(&worker) == Some(&session)
+    }
+
+    /// Waits until the session is let in (it may call before the coordinator's word has come), or
+    /// until it no longer is.
+    pub(crate) async fn admission(&self, worker: WorkerId, session: u64, wanted: bool) {
+        loop {
+            let changed = self.sessions_changed.notified();
+            tokio::pin!(changed);
+            // Registered before looking, so that no change is missed in between.
+            changed.as_mut().enable();
+            if self.is_admitted(worker, session) == wanted {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn sessions(&self) -> std::sync::MutexGuard<'_, BTreeMap<WorkerId, u64>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,135 @@
+//! Runs over loopback, from the first round to the last.
+
+mod common;
+
+use common::{PARAMS, Server, config, start};
+use paceline_core::{EventKind, LeaveReason, StopReason, Straggler, WorkerId};
+use paceline_server::ServerConfig;
+
+#[test]
+fn workers_train_through_the_shards_and_the_books_balance() {
+    let server = Server::start(config(3), start());
+    let workers: Vec<_> = (0..3).map(|wish| server.worker(wish)).collect();
+    for worker in workers {
+        let tally = worker.join().unwrap().unwrap();
+        assert_eq!((tally.finished, tally.used), (40, 40));
+    }
+    let (outcome, events) = server.join();
+    let outcome = outcome.unwrap();
+    assert_eq!(outcome.reason, StopReason::Rounds);
+    assert_eq!(outcome.rounds, 40);
+    assert!(outcome.ledger.balanced);
+    assert_eq!(outcome.samples.used, 40 * 3 * 8);
+    // Plain descent on a quadratic: after 40 rounds at 0.1 the distance to 1 is 0.9⁴⁰.
+    let norm = events.iter().rev().find_map(|event| match event.kind {
+        EventKind::Updated { gradient_norm, .. } => Some(gradient_norm),
+        _ => None,
+    });
+    let expected = 0.9f64.powi(39) * (PARAMS as f64).sqrt();
+    assert!((norm.unwrap() / expected - 1.0).abs() < 1e-3, "{norm:?} against {expected}");
+}
+
+fn run(config: ServerConfig, slowness: &'static str, workers: u32) -> paceline_server::Outcome {
+    let server = Server::start(config, start());
+    let workers: Vec<_> = (0..workers)
+        .map(|wish| server.worker_with(wish, slowness, || Box::new(common::Quadratic::new())))
+        .collect();
+    for worker in workers {
+        worker.join().unwrap().unwrap();
+    }
+    let outcome = server.join().0.unwrap();
+    assert!(outcome.ledger.balanced);
+    outcome
+}
+
+#[test]
+fn full_and_deterministic_gives_the_same_bits_on_any_number_of_shards() {
+    let hash = |shards| {
+        let mut config = config(3);
+        config.deterministic = true;
+        config.placement.shards = shards;
+        run(config, "", 3).param_hash.unwrap()
+    };
+    let first = hash(1);
+    assert_eq!(first, hash(1));
+    assert_eq!(first, hash(3));
+}
+
+#[test]
+fn stragglers_abort_or_finish_and_every_sample_has_one_owner() {
+    for straggler in [Straggler::Abort, Straggler::Finish] {
+        let mut config = config(3);
+        config.policy = "static:2".parse().unwrap();
+        config.round.straggler = straggler;
+        let outcome = run(config, "slow:1:30,stalls:3", 3);
+        assert_eq!(outcome.rounds, 40);
+    }
+}
+
+#[test]
+fn with_room_for_one_contribution_workers_push_in_turn() {
+    let mut config = config(4);
+    config.placement.staging_bytes = 1;
+    assert_eq!(run(config, "", 4).rounds, 40);
+}
+
+#[test]
+fn epochs_end_when_every_sample_was_used_once() {
+    let mut config = config(3);
+    config.limits.rounds = None;
+    config.limits.epochs = Some(2);
+    config.batch = 64;
+    let outcome = run(config, "", 3);
+    assert_eq!(outcome.reason, StopReason::Epochs);
+    assert_eq!(outcome.samples.used, 2 * u64::from(common::SAMPLES));
+    assert_eq!((outcome.ledger.epochs, outcome.ledger.unused.len()), (2, 0));
+}
+
+#[test]
+fn a_worker_may_join_and_leave_in_mid_run() {
+    let mut config = config(1);
+    config.limits.rounds = None;
+    let mut server = Server::start(config, start());
+    let first = server.worker(0);
+    server.wait_for(|event| matches!(event, EventKind::Closed { round, .. } if round.0 == 5));
+    let second = server.worker(1);
+    server.wait_for(
+        |event| matches!(event, EventKind::Arrived { worker, .. } if *worker == WorkerId(1)),
+    );
+    server.interrupt();
+    first.join().unwrap().unwrap();
+    second.join().unwrap().unwrap();
+    let (outcome, _) = server.join();
+    assert_eq!(outcome.unwrap().reason, StopReason::Interrupted);
+}
+
+#[test]
+fn losing_the_quorum_stops_the_run_with_a_clear_reason() {
+    let mut config = config(2);
+    config.round.quorum = 2;
+    config.limits.rounds = None;
+    let server = Server::start(config, start());
+    let stays = server.worker(0);
+    // Leaves in mid-round: its compute panics.
+    let dies = server.worker_with(1, "", || Box::new(Dies(0)));
+    let seen = server.wait_for(|event| matches!(event, EventKind::WorkerLeft { .. }));
+    assert!(dies.join().is_err());
+    let left = &seen.last().unwrap().kind;
+    assert!(matches!(left, EventKind::WorkerLeft { why: LeaveReason::Finished, .. }), "{left:?}");
+    stays.join().unwrap().unwrap();
+    let outcome = server.join().0.unwrap();
+    assert!(matches!(outcome.reason, StopReason::QuorumLost { live: 1, quorum: 2, .. }));
+    assert!(outcome.ledger.balanced);
+}
+
+struct Dies(u32);
+
+impl paceline_worker::Compute for Dies {
+    fn load(&mut self, _: &[f32]) {}
+
+    fn gradient(&mut self, samples: &[u32], _: &mut [f32]) -> f64 {
+        self.0 += 1;
+        assert!(self.0 < 7, "killed on purpose");
+        samples.len() as f64
+    }
+}

@@ -1,0 +1,120 @@
+//! Frames over a plain blocking byte stream, for workers: they have threads of their own.
+
+use std::io::{ErrorKind, IoSlice, Read, Write};
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::frame::{
+    BLOCK_HEAD_LEN, BlockHead, FrameError, HEADER_LEN, Header, MAX_CONTROL, PREAMBLE_LEN,
+    check_preamble, decode_control, encode_control, preamble,
+};
+
+/// Reads frames.
+#[derive(Debug)]
+pub struct BlockingReader<R> {
+    inner: R,
+}
+
+impl<R: Read> BlockingReader<R> {
+    /// Reads from `inner`.
+    pub fn new(inner: R) -> Self {
+        BlockingReader { inner }
+    }
+
+    /// Reads and checks what the peer sends first.
+    pub fn preamble(&mut self) -> Result<(), FrameError> {
+        let mut bytes = [0; PREAMBLE_LEN];
+        self.exact(&mut bytes)?;
+        check_preamble(bytes)
+    }
+
+    /// The next frame's header; [`FrameError::Closed`] where the stream ends before it.
+    pub fn header(&mut self) -> Result<Header, FrameError> {
+        let mut bytes = [0; HEADER_LEN];
+        let first = loop {
+            match self.inner.read(&mut bytes) {
+                Ok(0) => return Err(FrameError::Closed),
+                Ok(n) => break n,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e.into()),
+            }
+        };
+        self.exact(&mut bytes[first..])?;
+        Header::decode(bytes, MAX_CONTROL)
+    }
+
+    /// The control message of `len` bytes that a header announced.
+    pub fn control<T: DeserializeOwned>(&mut self, len: usize) -> Result<T, FrameError> {
+        let mut payload = vec![0; len];
+        self.exact(&mut payload)?;
+        decode_control(&payload)
+    }
+
+    /// The next frame, which must be a control message.
+    pub fn message<T: DeserializeOwned>(&mut self) -> Result<T, FrameError> {
+        match self.header()? {
+            Header::Control(len) => self.control(len),
+            Header::Block(_) => Err(FrameError::WrongKind { expected: "control" }),
+        }
+    }
+
+    /// The head of the block that a header announced.
+    pub fn block_head(&mut self) -> Result<BlockHead, FrameError> {
+        let mut bytes = [0; BLOCK_HEAD_LEN];
+        self.exact(&mut bytes)?;
+        BlockHead::decode(bytes)
+    }
+
+    /// The values of a block, after its head.
+    pub fn values(&mut self, values: &mut [f32]) -> Result<(), FrameError> {
+        self.exact(bytemuck::cast_slice_mut(values))
+    }
+
+    fn exact(&mut self, bytes: &mut [u8]) -> Result<(), FrameError> {
+        match self.inner.read_exact(bytes) {
+            Ok(()) => Ok(()),
+            Err(e) if e.kind() == ErrorKind::UnexpectedEof => Err(FrameError::Truncated),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+/// Writes frames.
+#[derive(Debug)]
+pub struct BlockingWriter<W> {
+    inner: W,
+}
+
+impl<W: Write> BlockingWriter<W> {
+    /// Writes to `inner`.
+    pub fn new(inner: W) -> Self {
+        BlockingWriter { inner }
+    }
+
+    /// Sends what must come first.
+    pub fn preamble(&mut self) -> Result<(), FrameError> {
+        Ok(self.inner.write_all(&preamble())?)
+    }
+
+    /// Sends a control message.
+    pub fn message<T: Serialize>(&mut self, message: &T) -> Result<(), FrameError> {
+        Ok(self.inner.write_all(&encode_control(message))?)
+    }
+
+    /// Sends a block: one vectored write from where the values are, if the socket takes it.
+    pub fn block(&mut self, head: BlockHead, values: &[f32]) -> Result<(), FrameError> {
+        let head = head.encode(values.len());
+        let data: &[u8] = bytemuck::cast_slice(values);
+        let mut written = 0;
+        while written < head.len() {
+            let parts = [IoSlice::new(&head[written..]), IoSlice::new(data)];
+            match self.inner.write_vectored(&parts) {
+                Ok(0) => return Err(FrameError::Truncated),
+                Ok(n) => written += n,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(self.inner.write_all(&data[written - head.len()..])?)
+    }
+}

@@ -1,0 +1,271 @@
+//! Frames: eight bytes of header, then a control message or a block of `f32`. No IO here.
+//!
+//! Every length that comes over the wire is bounded before anything is allocated for it.
+
+use serde::{Serialize, de::DeserializeOwned};
+use thiserror::Error;
+
+/// The version of the protocol. Both ends send it first; they must agree.
+pub const PROTOCOL: u16 = 1;
+
+/// What either end sends before any frame: `PCLN`, the protocol's version, two zero bytes.
+pub const PREAMBLE_LEN: usize = 8;
+
+/// Bytes of a frame's header: kind, three zero bytes, payload length (little-endian).
+pub const HEADER_LEN: usize = 8;
+
+/// Bytes at the start of a block frame's payload: version, block, four zero bytes.
+pub const BLOCK_HEAD_LEN: usize = 16;
+
+/// The longest control message from a peer that has not been let in yet.
+pub const MAX_HELLO: usize = 4 << 10;
+
+/// The longest control message. The longest that is sent in earnest is a membership: 16 bytes a
+/// worker.
+pub const MAX_CONTROL: usize = 4 << 20;
+
+/// The longest block, in bytes of data.
+pub const MAX_BLOCK: usize = 64 << 20;
+
+const MAGIC: [u8; 4] = *b"PCLN";
+const KIND_CONTROL: u8 = 1;
+const KIND_BLOCK: u8 = 2;
+
+/// What cannot be read as a frame. It costs the connection it came over.
+#[derive(Debug, Error)]
+pub enum FrameError {
+    /// The connection failed.
+    #[error("connection failed: {0}")]
+    Io(#[from] std::io::Error),
+    /// The peer closed the connection between frames.
+    #[error("connection closed by the peer")]
+    Closed,
+    /// The peer closed the connection inside a frame.
+    #[error("connection closed inside a frame")]
+    Truncated,
+    /// The peer does not speak this protocol at all.
+    #[error("not a paceline peer: it began with {0:02x?}")]
+    NotPaceline([u8; 4]),
+    /// The peer speaks another version.
+    #[error("protocol version {theirs} is not spoken here (this is version {PROTOCOL})")]
+    WrongVersion {
+        /// What the peer speaks.
+        theirs: u16,
+    },
+    /// No frame is of that kind.
+    #[error("unknown frame kind {0}")]
+    UnknownKind(u8),
+    /// Bytes that must be zero are not.
+    #[error("reserved bytes of a frame header are not zero")]
+    Reserved,
+    /// The length passes the bound.
+    #[error("frame of {len} bytes passes the bound of {limit}")]
+    TooLong {
+        /// What the header says.
+        len: usize,
+        /// What is allowed.
+        limit: usize,
+    },
+    /// A frame of the wrong kind at this point.
+    #[error("expected a {expected} frame")]
+    WrongKind {
+        /// What should have come.
+        expected: &'static str,
+    },
+    /// A control message that is none.
+    #[error("malformed message: {0}")]
+    Malformed(#[from] postcard::Error),
+    /// A control message with bytes after its end.
+    #[error("{0} bytes after the end of a message")]
+    TrailingBytes(usize),
+    /// A block's payload is not whole numbers.
+    #[error("block payload of {0} bytes is not a head and whole f32 values")]
+    RaggedBlock(usize),
+    /// A message that makes no sense at this point of the conversation.
+    #[error("unexpected message: {0}")]
+    Unexpected(String),
+    /// The other end refused the connection and said why.
+    #[error("refused: {0}")]
+    Refused(String),
+}
+
+/// What a header announces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Header {
+    /// A control message of so many bytes.
+    Control(usize),
+    /// A block head, and this many values after it.
+    Block(usize),
+}
+
+impl Header {
+    /// Reads a header; control messages may be `limit` bytes long.
+    pub fn decode(bytes: [u8; HEADER_LEN], limit: usize) -> Result<Header, FrameError> {
+        let [kind, a, b, c, len @ ..] = bytes;
+        if [a, b, c] != [0; 3] {
+            return Err(FrameError::Reserved);
+        }
+        let len = u32::from_le_bytes(len) as usize;
+        match kind {
+            KIND_CONTROL => bounded(len, limit).map(Header::Control),
+            KIND_BLOCK => {
+                let data = bounded(len, BLOCK_HEAD_LEN + MAX_BLOCK)?
+                    .checked_sub(BLOCK_HEAD_LEN)
+                    .filter(|data| data % 4 == 0)
+                    .ok_or(FrameError::RaggedBlock(len))?;
+                Ok(Header::Block(data / 4))
+            }
+            other => Err(FrameError::UnknownKind(other)),
+        }
+    }
+
+    /// Writes a header.
+    pub fn encode(self) -> [u8; HEADER_LEN] {
+        let (kind, len) = match self {
+            Header::Control(len) => (KIND_CONTROL, len),
+            Header::Block(values) => (KIND_BLOCK, BLOCK_HEAD_LEN + 4 * values),
+        };
+        let len = u32::try_from(len).expect("frames are bounded far below 4 GiB").to_le_bytes();
+        [kind, 0, 0, 0, len[0], len[1], len[2], len[3]]
+    }
+}
+
+fn bounded(len: usize, limit: usize) -> Result<usize, FrameError> {
+    if len > limit {
+        return Err(FrameError::TooLong { len, limit });
+    }
+    Ok(len)
+}
+
+/// Which block, of which version, the values of a block frame are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockHead {
+    /// For parameters, their version; for a gradient, the version it was computed from.
+    pub version: u64,
+    /// The block.
+    pub block: u32,
+}
+
+impl BlockHead {
+    /// Reads a block head.
+    pub fn decode(bytes: [u8; BLOCK_HEAD_LEN]) -> Result<BlockHead, FrameError> {
+        let (version, rest) = bytes.split_at(8);
+        let (block, reserved) = rest.split_at(4);
+        if reserved != [0; 4] {
+            return Err(FrameError::Reserved);
+        }
+        Ok(BlockHead {
+            version: u64::from_le_bytes(version.try_into().expect("eight bytes")),
+            block: u32::from_le_bytes(block.try_into().expect("four bytes")),
+        })
+    }
+
+    /// Header and head of a block frame of `values` values, ready to be followed by them.
+    pub fn encode(self, values: usize) -> [u8; HEADER_LEN + BLOCK_HEAD_LEN] {
+        let mut bytes = [0; HEADER_LEN + BLOCK_HEAD_LEN];
+        bytes[..8].copy_from_slice(&Header::Block(values).encode());
+        bytes[8..16].copy_from_slice(&self.version.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.block.to_le_bytes());
+        bytes
+    }
+}
+
+/// What this end sends first.
+pub fn preamble() -> [u8; PREAMBLE_LEN] {
+    preamble_of(PROTOCOL)
+}
+
+/// The preamble of any version of the protocol.
+pub fn preamble_of(protocol: u16) -> [u8; PREAMBLE_LEN] {
+    let [m0, m1, m2, m3] = MAGIC;
+    let [v0, v1] = protocol.to_le_bytes();
+    [m0, m1, m2, m3, v0, v1, 0, 0]
+}
+
+/// Checks what the other end sent first.
+pub fn check_preamble(bytes: [u8; PREAMBLE_LEN]) -> Result<(), FrameError> {
+    let [m0, m1, m2, m3, v0, v1, ..] = bytes;
+    if [m0, m1, m2, m3] != MAGIC {
+        return Err(FrameError::NotPaceline([m0, m1, m2, m3]));
+    }
+    match u16::from_le_bytes([v0, v1]) {
+        PROTOCOL => Ok(()),
+        theirs => Err(FrameError::WrongVersion { theirs }),
+    }
+}
+
+/// A whole control frame.
+pub fn encode_control<T: Serialize>(message: &T) -> Vec<u8> {
+    let frame = postcard::to_extend(message, vec![0; HEADER_LEN]);
+    let mut frame = frame.expect("messages are plain data, which postcard always writes");
+    let header = Header::Control(frame.len() - HEADER_LEN).encode();
+    frame[..HEADER_LEN].copy_from_slice(&header);
+    frame
+}
+
+/// The message in the payload of a control frame.
+pub fn decode_control<T: DeserializeOwned>(payload: &[u8]) -> Result<T, FrameError> {
+    let (message, rest) = postcard::take_from_bytes(payload)?;
+    match rest.len() {
+        0 => Ok(message),
+        trailing => Err(FrameError::TrailingBytes(trailing)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::message::{FromWorker, Hello, ToWorker};
+
+    #[track_caller]
+    fn refused(bytes: [u8; 8], error: &str) {
+        let got = Header::decode(bytes, MAX_HELLO).unwrap_err().to_string();
+        assert!(got.contains(error), "{got}");
+    }
+
+    #[test]
+    fn headers_that_lie_are_refused_before_anything_is_allocated() {
+        refused([9, 0, 0, 0, 1, 0, 0, 0], "unknown frame kind 9");
+        refused([1, 0, 7, 0, 1, 0, 0, 0], "reserved");
+        refused([1, 0, 0, 0, 255, 255, 255, 255], "passes the bound of 4096");
+        refused([2, 0, 0, 0, 255, 255, 255, 255], "passes the bound");
+        refused([2, 0, 0, 0, 15, 0, 0, 0], "not a head and whole f32");
+        refused([2, 0, 0, 0, 19, 0, 0, 0], "not a head and whole f32");
+    }
+
+    #[test]
+    fn preambles_of_strangers_and_other_versions_are_told_apart() {
+        assert!(check_preamble(preamble()).is_ok());
+        let other = check_preamble(preamble_of(7)).unwrap_err().to_string();
+        assert!(other.contains("version 7 is not spoken here"), "{other}");
+        let stranger = check_preamble(*b"GET / HT").unwrap_err().to_string();
+        assert!(stranger.contains("not a paceline peer"), "{stranger}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_or_are_refused_and_never_panic(
+            header in any::<[u8; 8]>(),
+            head in any::<[u8; 16]>(),
+            payload in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let _ = Header::decode(header, MAX_CONTROL);
+            let _ = BlockHead::decode(head);
+            let _ = check_preamble(header);
+            let _ = decode_control::<Hello>(&payload);
+            let _ = decode_control::<FromWorker>(&payload);
+            let _ = decode_control::<ToWorker>(&payload);
+        }
+
+        #[test]
+        fn what_is_encoded_decodes_to_the_same(version: u64, block: u32, values in 0..1000usize) {
+            let head = BlockHead { version, block };
+            let bytes = head.encode(values);
+            let header = Header::decode(bytes[..8].try_into().unwrap(), 0).unwrap();
+            prop_assert_eq!(header, Header::Block(values));
+            prop_assert_eq!(BlockHead::decode(bytes[8..].try_into().unwrap()).unwrap(), head);
+        }
+    }
+}

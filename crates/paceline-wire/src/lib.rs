@@ -1,0 +1,17 @@
+//! The protocol between workers, coordinator and shards; `docs/protocol.md` describes it.
+//!
+//! [`frame`] knows bytes and bounds and does no IO; [`message`] says what may be said; the drivers
+//! ([`FrameReader`], [`FrameWriter`] for tokio, [`BlockingReader`], [`BlockingWriter`] for plain
+//! threads) only move bytes. A transport is anything that accepts ([`Listener`]) or connects
+//! ([`Connect`]) byte streams.
+
+mod blocking;
+pub mod frame;
+pub mod message;
+mod stream;
+mod transport;
+
+pub use blocking::{BlockingReader, BlockingWriter};
+pub use frame::{FrameError, PROTOCOL};
+pub use stream::{FrameReader, FrameWriter};
+pub use transport::{Connect, Connection, Listener, Tcp};

@@ -1,0 +1,291 @@
+//! What may be said, by whom to whom. Bulk data goes in block frames, everything else in these.
+
+use std::time::Duration;
+
+use paceline_core::{BlockClose, SampleRange, Straggler, Version, WorkerId};
+use paceline_params::{Layout, OptimizerSpec, ParamHash};
+use serde::{Deserialize, Serialize};
+
+/// The first frame on every connection: who this is and what the connection is for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Hello {
+    /// What lets a peer in where a token is asked for; else empty.
+    pub token: String,
+    /// What the connection is for.
+    pub role: Role,
+}
+
+/// What a connection is for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Role {
+    /// A worker's control connection, to the coordinator.
+    Worker {
+        /// The number it would like; the coordinator may give another.
+        wish: Option<u32>,
+        /// Host and process, for people.
+        name: String,
+    },
+    /// A worker's data connection, to a shard.
+    Data {
+        /// The number it was given.
+        worker: WorkerId,
+        /// What it was told in [`Job::session`].
+        session: u64,
+        /// The shard it means; one address may serve several.
+        shard: u32,
+    },
+    /// A shard process's connection to the coordinator.
+    Shard {
+        /// Which shard.
+        index: u32,
+        /// Of how many.
+        of: u32,
+        /// Where its workers reach it; a bare port or `0.0.0.0` means the host it calls from.
+        address: String,
+    },
+}
+
+/// The answer to a [`Hello`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Reply<T> {
+    /// Let in.
+    Welcome(T),
+    /// Not let in, and why. The connection closes.
+    Refused(String),
+}
+
+/// All that a worker must know to take part.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// The worker's number.
+    pub worker: WorkerId,
+    /// Proves to shards that a data connection is this worker's.
+    pub session: u64,
+    /// How often to give a sign of life.
+    pub heartbeat: Duration,
+    /// Seed of the run: sample order, model and data generation.
+    pub seed: u64,
+    /// The model, as the user wrote it.
+    pub model: String,
+    /// The data, as the user wrote it; a worker on another host may have it elsewhere.
+    pub data: String,
+    /// Samples in an epoch.
+    pub samples: u32,
+    /// Parts in which a round's work is done.
+    pub micro_batches: u32,
+    /// What to do at a cut.
+    pub straggler: Straggler,
+    /// How the parameters are cut into blocks and spread over shards.
+    pub layout: Layout,
+    /// Where each shard is; empty means the address the coordinator was reached at.
+    pub shards: Vec<String>,
+}
+
+/// From the coordinator to a worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ToWorker {
+    /// Pull this version, compute these samples.
+    Work {
+        /// The version to compute from.
+        base: Version,
+        /// The samples, as positions in the epoch's order.
+        range: SampleRange,
+        /// Whether it may push as soon as it is done, or must wait for [`ToWorker::Push`].
+        push_at_once: bool,
+    },
+    /// There is room for its contribution: push it.
+    Push {
+        /// The version the contribution was computed from.
+        base: Version,
+    },
+    /// The round on this version has stopped waiting.
+    Cut {
+        /// The version.
+        base: Version,
+    },
+    /// The round on this version is closed.
+    Closed {
+        /// The version.
+        base: Version,
+        /// How many contributed.
+        accepted: u32,
+        /// Total weight of the update.
+        weight: f64,
+        /// Who contributed: bit w of byte w/8 is worker w.
+        members: Vec<u8>,
+    },
+    /// The run is over; why, for people.
+    Stop(String),
+}
+
+/// From a worker to the coordinator.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum FromWorker {
+    /// Everything is loaded and connected: it may be given work.
+    Ready {
+        /// Samples it has; all must agree.
+        samples: u32,
+    },
+    /// Still here.
+    Heartbeat,
+    /// So many micro-batches are done.
+    Progress {
+        /// The version it works from.
+        base: Version,
+        /// Micro-batches done.
+        done: u32,
+    },
+    /// The gradient is computed; it is being pushed, or will be when there is room.
+    Done {
+        /// The version it was computed from.
+        base: Version,
+        /// Samples behind it.
+        weight: f64,
+        /// Sum of the loss over them.
+        loss: f64,
+    },
+    /// Stopped because of a cut.
+    Aborted {
+        /// The version it worked from.
+        base: Version,
+        /// Micro-batches done.
+        done: u32,
+    },
+    /// Leaving in order.
+    Bye,
+}
+
+/// From a worker to a shard. Gradients follow as block frames, headed by their base version.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ToData {
+    /// Send all blocks of this version or a newer one, as soon as it is published.
+    Pull {
+        /// The version.
+        version: Version,
+    },
+    /// The contribution begun will not be completed.
+    Abandon {
+        /// The version it was computed from.
+        base: Version,
+    },
+}
+
+/// From a shard to a worker on a data connection, before it closes it. Parameters go as block
+/// frames.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum FromData {
+    /// What was wrong with what came.
+    Error(String),
+}
+
+/// From the coordinator to a shard. Block frames follow an [`ToShard::Init`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ToShard {
+    /// What the shard is to hold.
+    Init(ShardSpec),
+    /// A worker's data connections may come.
+    Admit {
+        /// Which worker.
+        worker: WorkerId,
+        /// What they must show.
+        session: u64,
+    },
+    /// A worker is gone; what is staged of it and not accepted is dropped.
+    Forget {
+        /// Which worker.
+        worker: WorkerId,
+    },
+    /// A contribution counts; it may be folded.
+    Accept {
+        /// Whose.
+        worker: WorkerId,
+        /// The version it was computed from.
+        base: Version,
+    },
+    /// A contribution does not count.
+    Discard {
+        /// Whose.
+        worker: WorkerId,
+        /// The version it was computed from.
+        base: Version,
+    },
+    /// Membership is fixed: complete the sums and report their norms.
+    Close {
+        /// Members by block set.
+        closes: Vec<BlockClose>,
+    },
+    /// Update and publish.
+    Apply {
+        /// The version this makes.
+        version: Version,
+        /// Updates that the parameters will have seen.
+        step: u64,
+        /// The learning rate.
+        learning_rate: f32,
+        /// What turns a sum into the clipped mean, one for each of the closes.
+        scales: Vec<f32>,
+        /// Whether to report the hash of the parameters.
+        hash: bool,
+    },
+    /// Report the whole state.
+    Snapshot,
+    /// The run is over.
+    Stop,
+}
+
+/// What a shard is to hold.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ShardSpec {
+    /// Which shard.
+    pub index: u32,
+    /// The whole layout.
+    pub layout: Layout,
+    /// How updates are made.
+    pub optimizer: OptimizerSpec,
+    /// The version of the parameters that follow.
+    pub version: Version,
+    /// Contributions that may be staged at once.
+    pub staging: u32,
+    /// Whether sums are made in worker order at the close, or as contributions are accepted.
+    pub fold_at_close: bool,
+}
+
+/// From a shard to the coordinator. Block frames follow a [`FromShard::Snapshot`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum FromShard {
+    /// The parameters are in place.
+    Ready,
+    /// A contribution is whole here, and finite.
+    Staged {
+        /// Whose.
+        worker: WorkerId,
+        /// The version it was computed from.
+        base: Version,
+    },
+    /// What came over a data connection cannot be used; the connection is closed.
+    Rejected {
+        /// Whose, where it was let in.
+        worker: Option<WorkerId>,
+        /// Where it came from.
+        peer: String,
+        /// What was wrong.
+        error: String,
+    },
+    /// The sums are complete.
+    Summed {
+        /// Squared norms of this shard's part of the sums, one for each of the closes.
+        norms: Vec<f64>,
+    },
+    /// The update is applied and published.
+    Applied {
+        /// The version it made.
+        version: Version,
+        /// Hash of this shard's parameters, where asked for.
+        hash: Option<ParamHash>,
+    },
+    /// The whole state of this version follows.
+    Snapshot {
+        /// The version.
+        version: Version,
+    },
+}

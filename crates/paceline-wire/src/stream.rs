@@ -1,0 +1,142 @@
+//! Frames over a tokio byte stream.
+
+use std::io::IoSlice;
+
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use crate::frame::{
+    BLOCK_HEAD_LEN, BlockHead, FrameError, HEADER_LEN, Header, MAX_CONTROL, PREAMBLE_LEN,
+    check_preamble, decode_control, encode_control, preamble,
+};
+
+/// Reads frames. Control messages up to `limit` bytes are taken.
+#[derive(Debug)]
+pub struct FrameReader<R> {
+    inner: R,
+    limit: usize,
+    payload: Vec<u8>,
+}
+
+impl<R: AsyncRead + Unpin> FrameReader<R> {
+    /// Reads from `inner`, taking control messages of at most `limit` bytes.
+    pub fn new(inner: R, limit: usize) -> Self {
+        FrameReader { inner, limit, payload: Vec::new() }
+    }
+
+    /// Reads from another view of the same stream, such as a buffered one.
+    pub fn map<S>(self, view: impl FnOnce(R) -> S) -> FrameReader<S> {
+        FrameReader { inner: view(self.inner), limit: self.limit, payload: self.payload }
+    }
+
+    /// The peer is let in: longer messages are taken from now on.
+    pub fn trust(&mut self) {
+        self.limit = MAX_CONTROL;
+    }
+
+    /// Reads and checks what the peer sends first.
+    pub async fn preamble(&mut self) -> Result<(), FrameError> {
+        let mut bytes = [0; PREAMBLE_LEN];
+        self.exact(&mut bytes).await?;
+        check_preamble(bytes)
+    }
+
+    /// The next frame's header; [`FrameError::Closed`] where the stream ends before it.
+    pub async fn header(&mut self) -> Result<Header, FrameError> {
+        let mut bytes = [0; HEADER_LEN];
+        let first = self.inner.read(&mut bytes).await?;
+        if first == 0 {
+            return Err(FrameError::Closed);
+        }
+        self.exact(&mut bytes[first..]).await?;
+        Header::decode(bytes, self.limit)
+    }
+
+    /// The control message of `len` bytes that a header announced.
+    pub async fn control<T: DeserializeOwned>(&mut self, len: usize) -> Result<T, FrameError> {
+        let mut payload = std::mem::take(&mut self.payload);
+        payload.resize(len, 0);
+        self.exact(&mut payload).await?;
+        let message = decode_control(&payload);
+        self.payload = payload;
+        message
+    }
+
+    /// The next frame, which must be a control message.
+    pub async fn message<T: DeserializeOwned>(&mut self) -> Result<T, FrameError> {
+        match self.header().await? {
+            Header::Control(len) => self.control(len).await,
+            Header::Block(_) => Err(FrameError::WrongKind { expected: "control" }),
+        }
+    }
+
+    /// The head of the block that a header announced.
+    pub async fn block_head(&mut self) -> Result<BlockHead, FrameError> {
+        let mut bytes = [0; BLOCK_HEAD_LEN];
+        self.exact(&mut bytes).await?;
+        BlockHead::decode(bytes)
+    }
+
+    /// The values of a block, after its head.
+    pub async fn values(&mut self, values: &mut [f32]) -> Result<(), FrameError> {
+        self.exact(bytemuck::cast_slice_mut(values)).await
+    }
+
+    async fn exact(&mut self, bytes: &mut [u8]) -> Result<(), FrameError> {
+        match self.inner.read_exact(bytes).await {
+            Ok(_) => Ok(()),
+            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Err(FrameError::Truncated),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+/// Writes frames.
+#[derive(Debug)]
+pub struct FrameWriter<W> {
+    inner: W,
+}
+
+impl<W: AsyncWrite + Unpin> FrameWriter<W> {
+    /// Writes to `inner`.
+    pub fn new(inner: W) -> Self {
+        FrameWriter { inner }
+    }
+
+    /// Sends what must come first.
+    pub async fn preamble(&mut self) -> Result<(), FrameError> {
+        self.raw(&preamble()).await
+    }
+
+    /// Sends a control message.
+    pub async fn message<T: Serialize>(&mut self, message: &T) -> Result<(), FrameError> {
+        self.raw(&encode_control(message)).await
+    }
+
+    /// Sends frames that are encoded already.
+    pub async fn raw(&mut self, frames: &[u8]) -> Result<(), FrameError> {
+        self.inner.write_all(frames).await?;
+        Ok(self.inner.flush().await?)
+    }
+
+    /// Sends a block: one vectored write from where the values are, if the socket takes it.
+    pub async fn block(&mut self, head: BlockHead, values: &[f32]) -> Result<(), FrameError> {
+        let head = head.encode(values.len());
+        let data: &[u8] = bytemuck::cast_slice(values);
+        let mut written = 0;
+        while written < head.len() {
+            let parts = [IoSlice::new(&head[written..]), IoSlice::new(data)];
+            written += match self.inner.write_vectored(&parts).await? {
+                0 => return Err(FrameError::Truncated),
+                n => n,
+            };
+        }
+        self.inner.write_all(&data[written - head.len()..]).await?;
+        Ok(())
+    }
+
+    /// Sends all that is buffered, if anything is.
+    pub async fn flush(&mut self) -> Result<(), FrameError> {
+        Ok(self.inner.flush().await?)
+    }
+}

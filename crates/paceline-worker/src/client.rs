@@ -1,0 +1,211 @@
+//! The life of a worker, from its first word to its last.
+
+use std::{
+    io::{Read, Write},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+};
+
+use paceline_core::WorkerId;
+use paceline_wire::{
+    BlockingReader, BlockingWriter, Connect, FrameError,
+    message::{FromWorker, Hello, Job, Reply, Role, ToWorker},
+};
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+use crate::{
+    data::DataPlane,
+    mailbox::{Mailbox, Next},
+    slowness::SlownessSpec,
+    work::{Bench, Compute, Ended, Tally},
+};
+
+/// What a worker is told by whoever starts it; the rest it learns from the coordinator.
+#[derive(Debug, Clone, Default)]
+pub struct WorkerConfig {
+    /// The coordinator's address.
+    pub address: String,
+    /// What lets it in.
+    pub token: Option<String>,
+    /// The number it would like.
+    pub wish: Option<u32>,
+    /// Host and process, for people.
+    pub name: String,
+    /// Slowness made on purpose.
+    pub slowness: SlownessSpec,
+}
+
+/// Why a worker could not go on.
+#[derive(Debug, Error)]
+pub enum WorkerError {
+    /// The coordinator cannot be reached, refused, or speaks otherwise.
+    #[error("failed to join at {address}: {error}")]
+    Join {
+        /// Where.
+        address: String,
+        /// Why.
+        error: FrameError,
+    },
+    /// What the coordinator asks for cannot be computed here.
+    #[error("failed to prepare: {0}")]
+    Prepare(String),
+    /// A connection failed in mid-run.
+    #[error("lost the server: {0}")]
+    Lost(String),
+    /// A shard failed or refused what it was sent.
+    #[error("failed at a shard: {0}")]
+    Data(#[from] FrameError),
+}
+
+type Reader = BlockingReader<Box<dyn Read + Send>>;
+type Writer = BlockingWriter<Box<dyn Write + Send>>;
+
+/// Connects, says who this is, and returns the connection with the answer.
+pub(crate) fn greet<T: DeserializeOwned>(
+    connect: &dyn Connect,
+    address: &str,
+    token: &str,
+    role: Role,
+) -> Result<(Reader, Writer, T), FrameError> {
+    let (read, write) = connect.connect(address)?;
+    let (mut reader, mut writer) = (BlockingReader::new(read), BlockingWriter::new(write));
+    writer.preamble()?;
+    writer.message(&Hello { token: token.to_owned(), role })?;
+    reader.preamble()?;
+    match reader.message()? {
+        Reply::Welcome(answer) => Ok((reader, writer, answer)),
+        Reply::Refused(why) => Err(FrameError::Refused(why)),
+    }
+}
+
+/// Works for the coordinator at `config.address` until the run is over. `prepare` makes what
+/// computes, and says how many samples it has.
+pub fn run(
+    config: &WorkerConfig,
+    connect: &dyn Connect,
+    prepare: impl FnOnce(&Job) -> Result<(Box<dyn Compute>, u32), String>,
+) -> Result<Tally, WorkerError> {
+    let token = config.token.as_deref().unwrap_or_default();
+    let join = |error| WorkerError::Join { address: config.address.clone(), error };
+    let role = Role::Worker { wish: config.wish, name: config.name.clone() };
+    let (reader, writer, job) =
+        greet::<Job>(connect, &config.address, token, role).map_err(join)?;
+    let voice = Voice { writer: Arc::new(Mutex::new(writer)) };
+    let mailbox = Arc::new(Mailbox::default());
+    listen(reader, job.worker, Arc::clone(&mailbox));
+    let _alive = voice.give_signs_of_life(&job);
+    let _parting = Parting(voice.clone());
+
+    let (mut compute, samples) = prepare(&job).map_err(WorkerError::Prepare)?;
+    let addresses: Vec<String> = job.shards.iter().map(|at| place(at, &config.address)).collect();
+    let me = (job.worker, job.session);
+    let data = DataPlane::connect(connect, &addresses, &job.layout, token, me).map_err(join)?;
+    let total = job.layout.total();
+    let mut bench = Bench {
+        compute: &mut *compute,
+        data,
+        mailbox: &mailbox,
+        slowness: config.slowness.of(job.worker, job.seed),
+        seed: job.seed,
+        samples: job.samples,
+        micro_batches: job.micro_batches.max(1),
+        params: vec![0.0; total],
+        gradient: vec![0.0; total],
+        order: Bench::no_order(),
+    };
+    voice.say(FromWorker::Ready { samples }).map_err(join)?;
+    work(&mut bench, &voice)
+}
+
+fn work(bench: &mut Bench<'_>, voice: &Voice) -> Result<Tally, WorkerError> {
+    let mut tally = Tally::default();
+    let outcome = loop {
+        let task = match bench.mailbox.next() {
+            Next::Task(task) => task,
+            Next::Stop(Ok(why)) => {
+                tracing::debug!("the run is over: {why}");
+                break Ok(());
+            }
+            Next::Stop(Err(error)) => break Err(WorkerError::Lost(error)),
+        };
+        match bench.work(task, &|message| voice.say(message)) {
+            Ok(Ended::Pushed) => tally.finished += 1,
+            Ok(Ended::Aborted(_)) => tally.aborted += 1,
+            // At the end of a run connections close in any order.
+            Err(error) => match bench.mailbox.stopped() {
+                true => break Ok(()),
+                false => break Err(error.into()),
+            },
+        }
+    };
+    (tally.closed, tally.used) = bench.mailbox.rounds();
+    outcome.map(|()| tally)
+}
+
+/// A shard without an address of its own is where the coordinator is.
+fn place(shard: &str, coordinator: &str) -> String {
+    match shard {
+        "" => coordinator.to_owned(),
+        address => address.to_owned(),
+    }
+}
+
+fn listen(mut reader: Reader, me: WorkerId, mailbox: Arc<Mailbox>) {
+    let listen = move || {
+        loop {
+            match reader.message::<ToWorker>() {
+                Ok(message) => mailbox.deliver(me, message),
+                Err(error) => return mailbox.hang_up(error.to_string()),
+            }
+        }
+    };
+    thread::Builder::new()
+        .name("listen".to_owned())
+        .spawn(listen)
+        .expect("failed to start a thread");
+}
+
+/// Says goodbye however the work ends, so that nobody waits for it.
+struct Parting(Voice);
+
+impl Drop for Parting {
+    fn drop(&mut self) {
+        let _ = self.0.say(FromWorker::Bye);
+    }
+}
+
+/// The worker's side of the control connection, spoken on by two threads.
+#[derive(Clone)]
+struct Voice {
+    writer: Arc<Mutex<Writer>>,
+}
+
+impl Voice {
+    fn say(&self, message: FromWorker) -> Result<(), FrameError> {
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        writer.message(&message)
+    }
+
+    /// From a thread of its own, so that a long micro-batch is not taken for death. Ends when what
+    /// it returns is dropped.
+    fn give_signs_of_life(&self, job: &Job) -> mpsc::Sender<()> {
+        let (alive, ended) = mpsc::channel();
+        let (voice, every) = (self.clone(), job.heartbeat);
+        let beat = move || {
+            while ended.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+                if voice.say(FromWorker::Heartbeat).is_err() {
+                    return;
+                }
+            }
+        };
+        thread::Builder::new()
+            .name("heartbeat".to_owned())
+            .spawn(beat)
+            .expect("failed to start a thread");
+        alive
+    }
+}

@@ -1,0 +1,15 @@
+//! A worker: a process that computes gradients on the samples it is given.
+//!
+//! [`run`] is the whole life of one. What it computes is behind [`Compute`], so native models,
+//! PyTorch and measurements use the same loop. It works with plain threads: one computes, one
+//! listens to the coordinator, one keeps giving signs of life.
+
+mod client;
+mod data;
+mod mailbox;
+mod slowness;
+mod work;
+
+pub use client::{WorkerConfig, WorkerError, run};
+pub use slowness::{Slowness, SlownessError, SlownessSpec};
+pub use work::{Compute, Tally, micro_batch};

@@ -1,0 +1,161 @@
+//! What the coordinator has said and the worker has not acted on yet.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use paceline_core::{SampleRange, Version, WorkerId};
+use paceline_wire::message::ToWorker;
+
+/// Work that the coordinator has given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Task {
+    pub(crate) base: Version,
+    pub(crate) range: SampleRange,
+    pub(crate) push_at_once: bool,
+}
+
+/// What there is to do next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    Task(Task),
+    /// The run is over, as the coordinator says, or the connection is lost.
+    Stop(Result<String, String>),
+}
+
+/// Filled by the thread that listens, emptied by the one that works.
+#[derive(Debug, Default)]
+pub(crate) struct Mailbox {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    task: Option<Task>,
+    may_push: Option<Version>,
+    cut: Option<Version>,
+    stop: Option<Result<String, String>>,
+    closed: u64,
+    used: u64,
+}
+
+impl Mailbox {
+    pub(crate) fn deliver(&self, me: WorkerId, message: ToWorker) {
+        let mut state = self.lock();
+        match message {
+            ToWorker::Work { base, range, push_at_once } => {
+                // Newer work replaces older: that round is over.
+                state.task = Some(Task { base, range, push_at_once });
+            }
+            ToWorker::Push { base } => state.may_push = Some(base),
+            ToWorker::Cut { base } => state.cut = Some(base),
+            ToWorker::Closed { members, .. } => {
+                state.closed += 1;
+                let byte = members.get(me.0 as usize / 8).copied().unwrap_or(0);
+                state.used += u64::from(byte >> (me.0 % 8) & 1);
+            }
+            ToWorker::Stop(why) => state.stop = Some(Ok(why)),
+        }
+        self.changed.notify_all();
+    }
+
+    /// The connection is gone; nothing more will come.
+    pub(crate) fn hang_up(&self, error: String) {
+        let mut state = self.lock();
+        state.stop.get_or_insert(Err(error));
+        self.changed.notify_all();
+    }
+
+    /// Waits for something to do.
+    pub(crate) fn next(&self) -> Next {
+        let mut state = self.lock();
+        loop {
+            if let Some(stop) = &state.stop {
+                return Next::Stop(stop.clone());
+            }
+            if let Some(task) = state.task.take() {
+                return Next::Task(task);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Whether work on `base` is of no use any more.
+    pub(crate) fn is_over(&self, base: Version) -> bool {
+        self.lock().is_over(base)
+    }
+
+    /// Waits until the contribution from `base` may be pushed; false if it need not be any more.
+    pub(crate) fn may_push(&self, base: Version) -> bool {
+        let mut state = self.lock();
+        loop {
+            if state.is_over(base) {
+                return false;
+            }
+            if state.may_push == Some(base) {
+                return true;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Whether the run is over as far as this worker knows.
+    pub(crate) fn stopped(&self) -> bool {
+        matches!(self.lock().stop, Some(Ok(_)))
+    }
+
+    /// Rounds that closed while this worker was there, and those its work was used in.
+    pub(crate) fn rounds(&self) -> (u64, u64) {
+        let state = self.lock();
+        (state.closed, state.used)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn is_over(&self, base: Version) -> bool {
+        self.stop.is_some()
+            || self.cut.is_some_and(|cut| cut >= base)
+            || self.task.is_some_and(|task| task.base > base)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn work(base: u64) -> ToWorker {
+        let range = SampleRange { epoch: 0, start: 0, end: 1 };
+        ToWorker::Work { base: Version(base), range, push_at_once: true }
+    }
+
+    #[test]
+    fn a_cut_or_newer_work_or_the_end_makes_work_useless() {
+        let me = WorkerId(0);
+        let mailbox = Mailbox::default();
+        mailbox.deliver(me, work(3));
+        assert!(matches!(mailbox.next(), Next::Task(task) if task.base == Version(3)));
+        assert!(!mailbox.is_over(Version(3)));
+        mailbox.deliver(me, ToWorker::Cut { base: Version(2) });
+        assert!(!mailbox.is_over(Version(3)));
+        mailbox.deliver(me, ToWorker::Cut { base: Version(3) });
+        assert!(mailbox.is_over(Version(3)));
+        assert!(!mailbox.may_push(Version(3)));
+        mailbox.deliver(me, work(5));
+        assert!(mailbox.is_over(Version(4)));
+        mailbox.deliver(me, ToWorker::Stop("done".to_owned()));
+        assert_eq!(mailbox.next(), Next::Stop(Ok("done".to_owned())));
+    }
+
+    #[test]
+    fn a_worker_is_told_whether_it_was_used() {
+        let mailbox = Mailbox::default();
+        for members in [vec![0, 0b10], vec![], vec![0xff, 0xfd]] {
+            let told = ToWorker::Closed { base: Version(0), accepted: 1, weight: 1.0, members };
+            mailbox.deliver(WorkerId(9), told);
+        }
+        assert_eq!(mailbox.rounds(), (3, 1));
+    }
+}

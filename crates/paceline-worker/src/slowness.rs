@@ -1,0 +1,216 @@
+//! Slowness made on purpose, for demonstrations and measurements: real time passes, by seed.
+
+use std::{
+    fmt,
+    str::FromStr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use paceline_core::{Version, WorkerId};
+use rand::{SeedableRng, rngs::StdRng};
+use rand_distr::{Distribution, LogNormal};
+use rustix::process::{Signal, getpid, kill_process};
+use thiserror::Error;
+
+/// The 99th percentile of a standard normal, which turns p99/p50 into a lognormal's sigma.
+const Z99: f64 = 2.326_347_874;
+
+/// Who is slowed, and how: `slow:3:5,stalls:2,kill:1@40,hog:0`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct SlownessSpec {
+    items: Vec<Item>,
+    /// A round's work is padded to this long (and slowed from there), so that workers that share
+    /// cores do not set each other's pace.
+    pub nominal: Option<Duration>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Item {
+    /// The worker takes this many times as long.
+    Slow { worker: u32, factor: f64 },
+    /// Every worker's round is stretched by a lognormal draw with this p99/p50.
+    Stalls { ratio: f64 },
+    /// The worker is killed in the middle of its work on this version.
+    Kill { worker: u32, at: u64 },
+    /// A busy loop shares the worker's core.
+    Hog { worker: u32 },
+}
+
+/// What is wrong with a description of slowness.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "`{0}` is no slowness: write slow:WORKER:FACTOR (slow:3:5), stalls:P99_OVER_P50 (stalls:3), \
+     kill:WORKER@ROUND (kill:1@40) or hog:WORKER (hog:0), separated by commas"
+)]
+pub struct SlownessError(String);
+
+impl SlownessSpec {
+    /// Workers that are to have a busy loop beside them.
+    pub fn hogs(&self) -> Vec<u32> {
+        let hog = |item: &Item| match item {
+            Item::Hog { worker } => Some(*worker),
+            _ => None,
+        };
+        self.items.iter().filter_map(hog).collect()
+    }
+
+    /// One worker's share of it.
+    pub fn of(&self, worker: WorkerId, seed: u64) -> Slowness {
+        let mut slowness =
+            Slowness { factor: 1.0, stalls: None, kill: None, nominal: self.nominal, seed, worker };
+        for item in &self.items {
+            match *item {
+                Item::Slow { worker: w, factor } if w == worker.0 => slowness.factor *= factor,
+                Item::Stalls { ratio } => {
+                    slowness.stalls = LogNormal::new(0.0, ratio.ln() / Z99).ok();
+                }
+                Item::Kill { worker: w, at } if w == worker.0 => slowness.kill = Some(Version(at)),
+                _ => {}
+            }
+        }
+        slowness
+    }
+}
+
+/// How slow one worker is.
+#[derive(Debug, Clone)]
+pub struct Slowness {
+    factor: f64,
+    stalls: Option<LogNormal<f64>>,
+    kill: Option<Version>,
+    nominal: Option<Duration>,
+    seed: u64,
+    worker: WorkerId,
+}
+
+impl Slowness {
+    /// How slow this worker is in the round on `base`.
+    pub(crate) fn round(&self, base: Version) -> Pace {
+        Pace {
+            factor: self.factor * self.draw(base),
+            nominal: self.nominal,
+            kill: self.kill == Some(base),
+        }
+    }
+
+    /// The same for the same seed, worker and round, whatever happened before.
+    fn draw(&self, base: Version) -> f64 {
+        let Some(stalls) = &self.stalls else { return 1.0 };
+        let seed = self.seed ^ (u64::from(self.worker.0) << 40) ^ base.0.wrapping_mul(0x9e37_79b9);
+        stalls.sample(&mut StdRng::seed_from_u64(seed))
+    }
+}
+
+/// How slow a worker is in one round.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
+    factor: f64,
+    nominal: Option<Duration>,
+    kill: bool,
+}
+
+impl Pace {
+    /// Does one of `parts` micro-batches, and lets as much time pass as it should have taken.
+    pub(crate) fn micro_batch(&self, parts: u32, work: impl FnOnce()) {
+        let began = Instant::now();
+        work();
+        if self.kill {
+            let _ = kill_process(getpid(), Signal::KILL);
+        }
+        let natural = self.nominal.map_or_else(|| began.elapsed(), |round| round / parts);
+        let due = natural.mul_f64(self.factor);
+        thread::sleep(due.saturating_sub(began.elapsed()));
+    }
+}
+
+impl FromStr for SlownessSpec {
+    type Err = SlownessError;
+
+    fn from_str(text: &str) -> Result<Self, SlownessError> {
+        let items = text.split(',').filter(|item| !item.is_empty());
+        let items = items.map(|item| parse(item).ok_or_else(|| SlownessError(item.to_owned())));
+        Ok(SlownessSpec { items: items.collect::<Result<_, _>>()?, nominal: None })
+    }
+}
+
+fn parse(item: &str) -> Option<Item> {
+    let (kind, rest) = item.split_once(':')?;
+    let factor =
+        |text: &str| text.parse::<f64>().ok().filter(|factor| (1.0..=1e6).contains(factor));
+    match kind {
+        "slow" => {
+            let (worker, by) = rest.split_once(':')?;
+            Some(Item::Slow { worker: worker.parse().ok()?, factor: factor(by)? })
+        }
+        "stalls" => Some(Item::Stalls { ratio: factor(rest)? }),
+        "kill" => {
+            let (worker, at) = rest.split_once('@')?;
+            Some(Item::Kill { worker: worker.parse().ok()?, at: at.parse().ok()? })
+        }
+        "hog" => Some(Item::Hog { worker: rest.parse().ok()? }),
+        _ => None,
+    }
+}
+
+impl fmt::Display for SlownessSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, item) in self.items.iter().enumerate() {
+            let comma = if i > 0 { "," } else { "" };
+            match item {
+                Item::Slow { worker, factor } => write!(f, "{comma}slow:{worker}:{factor}")?,
+                Item::Stalls { ratio } => write!(f, "{comma}stalls:{ratio}")?,
+                Item::Kill { worker, at } => write!(f, "{comma}kill:{worker}@{at}")?,
+                Item::Hog { worker } => write!(f, "{comma}hog:{worker}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, ok: bool) {
+        match text.parse::<SlownessSpec>() {
+            Ok(spec) => assert!(ok && spec.to_string() == text, "{text} read as {spec}"),
+            Err(error) => assert!(!ok && error.to_string().contains("slow:WORKER:FACTOR")),
+        }
+    }
+
+    #[test]
+    fn specs_read_back_and_nonsense_says_what_would_do() {
+        check("", true);
+        check("slow:3:5,stalls:2,kill:1@40,hog:0", true);
+        check("slow:3", false);
+        check("slow:3:0.5", false);
+        check("slow:3:NaN", false);
+        check("stalls:", false);
+        check("kill:1", false);
+        check("lazy:1", false);
+    }
+
+    #[test]
+    fn stalls_have_the_stated_tail_and_repeat_by_seed() {
+        let spec: SlownessSpec = "stalls:3".parse().unwrap();
+        let draws = |seed| -> Vec<f64> {
+            let slowness = spec.of(WorkerId(1), seed);
+            (0..20_000).map(|round| slowness.draw(Version(round))).collect()
+        };
+        let mut sorted = draws(7);
+        assert_eq!(sorted, draws(7));
+        assert_ne!(sorted, draws(8));
+        sorted.sort_by(f64::total_cmp);
+        let ratio = sorted[19_800] / sorted[10_000];
+        assert!((2.7..3.3).contains(&ratio), "p99/p50 is {ratio}");
+    }
+
+    #[test]
+    fn only_the_named_worker_is_slow() {
+        let spec: SlownessSpec = "slow:2:5".parse().unwrap();
+        assert_eq!(spec.of(WorkerId(2), 0).round(Version(0)).factor, 5.0);
+        assert_eq!(spec.of(WorkerId(1), 0).round(Version(0)).factor, 1.0);
+    }
+}
