@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{Contribution, ShardId, Version, WorkerId};
+use crate::{Contribution, MachineError, ShardId, Version, WorkerId};
 
 /// Contributions of which some shards hold their part. Half a contribution never reaches a sum:
 /// only a whole one leaves here.
@@ -24,10 +24,16 @@ impl Assembly {
     }
 
     /// The worker says what it has put on the shards. Returns the contribution if it is whole.
-    pub(crate) fn said(&mut self, contribution: Contribution) -> Option<Contribution> {
-        let key = (contribution.worker, contribution.base);
-        self.parts.entry(key).or_default().said = Some(contribution);
-        self.whole(key)
+    pub(crate) fn said(
+        &mut self,
+        contribution: Contribution,
+    ) -> Result<Option<Contribution>, MachineError> {
+        let (worker, base) = (contribution.worker, contribution.base);
+        let said = &mut self.parts.entry((worker, base)).or_default().said;
+        if said.replace(contribution).is_some() {
+            return Err(MachineError::SaidTwice { worker, base });
+        }
+        Ok(self.whole((worker, base)))
     }
 
     /// A shard holds its part, checked. Returns the contribution if it is whole.
@@ -46,7 +52,7 @@ impl Assembly {
         self.parts.retain(|&(owner, _), _| owner != worker);
     }
 
-    /// The worker speaks of `base`: nothing more will come of what it was given before.
+    /// Nothing more will come of this worker's parts from before `base`.
     pub(crate) fn forget_before(&mut self, worker: WorkerId, base: Version) {
         let older = (worker, Version(0))..(worker, base);
         self.parts.extract_if(older, |_, _| true).for_each(drop);

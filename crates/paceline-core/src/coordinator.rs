@@ -87,10 +87,19 @@ impl Coordinator {
         self.machine.handle_progress(worker, base, done);
     }
 
-    /// A straggler stopped, having pushed nothing or half.
-    pub fn handle_aborted(&mut self, worker: WorkerId, base: Version, done: u32, now: Time) {
+    /// A straggler stopped, having pushed nothing or half. An error is the worker's.
+    pub fn handle_aborted(
+        &mut self,
+        worker: WorkerId,
+        base: Version,
+        done: u32,
+        now: Time,
+    ) -> Result<(), MachineError> {
+        self.machine.handle_aborted(worker, base, done, now)?;
         self.assembly.abandon(worker, base);
-        self.machine.handle_aborted(worker, base, done, now);
+        self.forget_before(worker, base);
+        self.pump();
+        Ok(())
     }
 
     /// A worker says what it has put, or is putting, on the shards. An error is the worker's.
@@ -101,16 +110,15 @@ impl Coordinator {
     ) -> Result<(), MachineError> {
         let (worker, base) = (contribution.worker, contribution.base);
         self.machine.work_of(worker, base)?;
-        self.machine.forget_before(worker, base);
-        self.assembly.forget_before(worker, base);
-        match self.assembly.said(contribution) {
+        self.forget_before(worker, base);
+        match self.assembly.said(contribution)? {
             Some(whole) => self.arrive(whole, now),
             None => Ok(()),
         }
     }
 
     /// A shard holds its whole part of a contribution, checked. Says whether that is of use: what
-    /// was given up meanwhile is not, and the shard may drop it.
+    /// was given up meanwhile is not, and every shard that holds a part may drop it.
     pub fn handle_staged(
         &mut self,
         worker: WorkerId,
@@ -125,6 +133,12 @@ impl Coordinator {
             self.arrive(whole, now)?;
         }
         Ok(true)
+    }
+
+    /// The worker speaks of `base`: nothing more will come of what it was given before.
+    fn forget_before(&mut self, worker: WorkerId, base: Version) {
+        self.machine.forget_before(worker, base);
+        self.assembly.forget_before(worker, base);
     }
 
     fn arrive(&mut self, whole: Contribution, now: Time) -> Result<(), MachineError> {
@@ -179,6 +193,12 @@ impl Coordinator {
             EventKind::Late { worker, base, weight, .. } => {
                 self.ledger.count_dropped(*weight as u64);
                 if self.straggler == Straggler::Finish {
+                    self.ledger.give_back(*worker, *base)?;
+                }
+            }
+            // Where a close has not given them to others already.
+            EventKind::Aborted { worker, base, .. } => {
+                if self.ledger.held_by(*worker).any(|(held, _)| held == *base) {
                     self.ledger.give_back(*worker, *base)?;
                 }
             }

@@ -79,6 +79,22 @@ pub enum MachineError {
         /// On which version.
         base: Version,
     },
+    /// It has said so already.
+    #[error("{worker} said twice that its work on {base} is done")]
+    SaidTwice {
+        /// Who.
+        worker: WorkerId,
+        /// On which version.
+        base: Version,
+    },
+    /// Nobody told it to stop.
+    #[error("{worker} gave up work on {base} that its round waits for")]
+    NotCut {
+        /// Who.
+        worker: WorkerId,
+        /// On which version.
+        base: Version,
+    },
     /// The weight is not a number of the samples it was given.
     #[error("{worker} claims weight {weight} for {samples} samples")]
     BadWeight {
@@ -220,11 +236,28 @@ impl RoundMachine {
         }
     }
 
-    /// A straggler stopped after `done` micro-batches.
-    pub fn handle_aborted(&mut self, worker: WorkerId, base: Version, done: u32, now: Time) {
-        if self.cancelled.remove(&(worker, base)).is_some() {
-            self.emit(now, EventKind::Aborted { base, worker, done });
+    /// A straggler stopped after `done` micro-batches: its round has closed without it, or will.
+    pub fn handle_aborted(
+        &mut self,
+        worker: WorkerId,
+        base: Version,
+        done: u32,
+        now: Time,
+    ) -> Result<(), MachineError> {
+        self.work_of(worker, base)?;
+        match self.phase {
+            Phase::Open if base == self.roster.round.base() => {
+                return Err(MachineError::NotCut { worker, base });
+            }
+            // The close takes its work, and knows its run-time as censored.
+            Phase::Cut { .. } if base == self.roster.round.base() => return Ok(()),
+            Phase::Open | Phase::Cut { .. } | Phase::Closed => {}
         }
+        if self.end_work(worker, base) {
+            self.ask_again();
+        }
+        self.emit(now, EventKind::Aborted { base, worker, done });
+        Ok(())
     }
 
     /// A contribution is complete on every shard. It is accepted or it is late; the event says
@@ -242,11 +275,7 @@ impl RoundMachine {
         if !loss.is_finite() {
             return Err(MachineError::BadLoss { worker, loss });
         }
-        let in_time = self.roster.working.get(&worker).is_some_and(|work| work.base == base);
-        match in_time {
-            true => self.roster.working.remove(&worker),
-            false => self.cancelled.remove(&(worker, base)),
-        };
+        let in_time = self.end_work(worker, base);
         let run_time = RunTime::Observed(now.since(given.started));
         let admissible = in_time && base >= self.roster.oldest_admissible();
         if admissible && self.phase != Phase::Closed {
@@ -270,6 +299,16 @@ impl RoundMachine {
             .or_else(|| self.cancelled.get(&(worker, base)))
             .copied()
             .ok_or(MachineError::NotWorking { worker, base })
+    }
+
+    /// Nothing more comes of this work; says whether no close had taken it.
+    fn end_work(&mut self, worker: WorkerId, base: Version) -> bool {
+        let present = self.roster.working.get(&worker).is_some_and(|work| work.base == base);
+        match present {
+            true => self.roster.working.remove(&worker),
+            false => self.cancelled.remove(&(worker, base)),
+        };
+        present
     }
 
     /// `worker` speaks of `base`: it will say no more of what it was given before.
@@ -371,11 +410,11 @@ impl RoundMachine {
     }
 
     /// Nobody is left to wait for. Fewer than the quorum may close a round only if there was no
-    /// work for more, not if the others are dead.
+    /// work for more (whoever was wanted has been enlisted by now), not if the others are dead.
     fn cut_if_complete(&mut self, now: Time) {
         let quorum = self.config.quorum;
         let enough = self.roster.arrivals.len() >= quorum || self.live.len() >= quorum;
-        if !self.roster.arrivals.is_empty() && enough && self.wanted().is_empty() {
+        if !self.roster.arrivals.is_empty() && enough {
             self.cut(CutReason::AllArrived, now);
         }
     }

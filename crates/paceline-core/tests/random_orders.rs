@@ -31,7 +31,10 @@ enum Step {
         worker: u32,
         before: bool,
     },
-    Abort(u32),
+    Abort {
+        worker: u32,
+        before: bool,
+    },
     Publish,
     Wait(u64),
 }
@@ -45,7 +48,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(worker, shard, before)| Step::Stage { worker, shard, before }),
         6 => (worker.clone(), prop::bool::weighted(0.1))
             .prop_map(|(worker, before)| Step::Done { worker, before }),
-        1 => worker.prop_map(Step::Abort),
+        1 => (worker, any::<bool>()).prop_map(|(worker, before)| Step::Abort { worker, before }),
         4 => Just(Step::Publish),
         2 => (1..200u64).prop_map(Step::Wait),
     ]
@@ -179,11 +182,12 @@ impl World {
                     let _ = self.coordinator.handle_done(contribution, self.now);
                 }
             }
-            Step::Abort(worker) => {
-                if let Some((base, _)) = self.hand(worker, true) {
-                    self.coordinator.handle_aborted(WorkerId(worker), base, 1, self.now);
+            Step::Abort { worker, before } => {
+                let Some((base, _)) = self.hand(worker, before) else { return };
+                let worker = WorkerId(worker);
+                if self.coordinator.handle_aborted(worker, base, 1, self.now).is_ok() {
                     for staged in &mut self.onlooker.staged {
-                        staged.remove(&(WorkerId(worker), base));
+                        staged.remove(&(worker, base));
                     }
                 }
             }

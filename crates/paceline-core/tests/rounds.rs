@@ -3,9 +3,9 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use paceline_core::{
-    Blocks, Contribution, Coordinator, CutReason, Decision, EventKind, LeaveReason, Ledger, Phase,
-    Policy, Round, RoundConfig, RoundView, RunTime, ShardId, StopReason, Straggler, Time, Version,
-    WorkerId,
+    Blocks, Contribution, Coordinator, CutReason, Decision, EventKind, LeaveReason, Ledger,
+    MachineError, Phase, Policy, Round, RoundConfig, RoundView, RunTime, ShardId, StopReason,
+    Straggler, Time, Version, WorkerId,
 };
 
 /// Waits for a count; the least policy that can cut.
@@ -71,6 +71,10 @@ impl Script {
         self.coordinator.handle_done(contribution, self.now).unwrap();
         self.coordinator.handle_staged(worker, base, ShardId(0), self.now).unwrap();
         self
+    }
+
+    fn abort(&mut self, worker: u32, base: u64) -> Result<(), MachineError> {
+        self.coordinator.handle_aborted(WorkerId(worker), Version(base), 1, self.now)
     }
 
     fn publish(&mut self) -> &mut Self {
@@ -179,6 +183,42 @@ fn a_finishing_straggler_misses_the_rounds_meanwhile() {
         "closed w0 (w0=0.000000)",
         "round 3: w0 w1",
     ]);
+}
+
+#[test]
+fn a_finishing_straggler_that_cannot_finish_is_given_work_again() {
+    // Its version was gone before it could pull it.
+    let config = RoundConfig { straggler: Straggler::Finish, ..RoundConfig::default() };
+    let mut s = Script::new(2, First(1), config);
+    s.arrive(0, 0).publish().log.clear();
+    s.abort(1, 0).unwrap();
+    s.advance().check(&["aborted w1 at 1"]);
+    s.arrive(0, 1).publish();
+    assert_eq!(s.log.last().unwrap(), "round 2: w0 w1");
+    assert_eq!(s.coordinator.ledger().counts().requeued, 10);
+}
+
+#[test]
+fn only_who_was_cut_may_give_up() {
+    let mut s = Script::new(2, First(1), RoundConfig::default());
+    let (worker, base) = (WorkerId(1), Version(0));
+    assert_eq!(s.abort(1, 0), Err(MachineError::NotCut { worker, base }));
+    s.arrive(0, 0).log.clear();
+    s.abort(1, 0).unwrap();
+    s.advance().check(&["aborted w1 at 1"]);
+    assert_eq!(s.abort(1, 0), Err(MachineError::NotWorking { worker, base }));
+}
+
+#[test]
+fn work_that_a_straggler_never_looked_at_is_forgotten_once_it_speaks_of_newer() {
+    let mut s = Script::new(2, First(1), RoundConfig::default());
+    for version in 0..3 {
+        s.arrive(0, version).publish();
+    }
+    s.abort(1, 1).unwrap();
+    let (worker, base) = (WorkerId(1), Version(0));
+    assert_eq!(s.abort(1, 0), Err(MachineError::NotWorking { worker, base }));
+    s.abort(1, 2).unwrap();
 }
 
 #[test]
@@ -372,4 +412,19 @@ fn run_times_print_as_traces_write_them() {
     assert_eq!(RunTime::Observed(Duration::from_millis(1500)).to_string(), "1.500000");
     let censored = RunTime::Censored { at_least: Duration::from_secs(2) };
     assert_eq!(censored.to_string(), ">=2.000000");
+}
+
+#[test]
+fn the_last_samples_of_an_epoch_close_a_round_with_fewer_than_the_quorum() {
+    let config = RoundConfig { quorum: 2, expected: 2, ..RoundConfig::default() };
+    let mut s = Script::new(0, First(9), config.clone());
+    let ledger = Ledger::new(10, Some(1));
+    s.coordinator = Coordinator::new(config, Box::new(First(9)), ledger, 10, 1, Round(0));
+    s.join(0).join(1).advance().arrive(0, 0).publish().check(&[
+        "round 0: w0",
+        "arrived w0",
+        "cut, all arrived:",
+        "closed w0 (w0=0.000000)",
+    ]);
+    assert_eq!(s.coordinator.stop_reason(s.now), Some(StopReason::Epochs));
 }

@@ -1,11 +1,11 @@
 //! The door: every connection says what it is and is let in or not, whatever it is for.
 
 use std::{
-    sync::{Arc, OnceLock, mpsc},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use paceline_core::{LeaveReason, WorkerId};
+use paceline_core::WorkerId;
 use paceline_wire::{
     FrameError, FrameReader, FrameWriter, Listener,
     frame::MAX_HELLO,
@@ -14,26 +14,25 @@ use paceline_wire::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, BufReader, ReadHalf, WriteHalf},
     sync::{
+        Semaphore,
         mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
         oneshot,
     },
+    task::JoinSet,
     time::timeout,
 };
 
 use crate::{
-    input::{Call, Input, ShardCall},
+    input::{Call, Ended, Input, ShardCall, leave_reason},
     shard::{
-        ShardCommand, ShardInbox, Store,
+        LocalShard, ShardCommand,
         data::DataConnection,
         link::{self, BlockShape},
     },
 };
 
-/// How long a peer has to say who it is.
-const HELLO_TIME: Duration = Duration::from_secs(10);
-
-/// A shard in this process, as the door knows it.
-pub(crate) type LocalShard = (Arc<Store>, mpsc::Sender<ShardInbox>);
+/// Messages of one worker that may wait for the coordinator. A flood waits where it comes from.
+const BACKLOG: usize = 64;
 
 /// What the door leads to.
 pub(crate) struct Door {
@@ -43,18 +42,22 @@ pub(crate) struct Door {
     pub(crate) coordinator: Option<UnboundedSender<Input>>,
     /// Shards of this process, once they are placed. A data connection finds its own by number.
     pub(crate) shards: OnceLock<Vec<LocalShard>>,
-    /// Told of every connection that ended badly.
-    pub(crate) report: Box<dyn Fn(Option<WorkerId>, String, String) + Send + Sync>,
+    /// How long a peer may take to say who it is, and to be known.
+    pub(crate) patience: Duration,
+    /// Told of every worker's connection that ended, and of everybody who was not let in.
+    pub(crate) report: Box<dyn Fn(Ended) + Send + Sync>,
 }
 
 impl Door {
-    /// Accepts connections for as long as it is polled.
+    /// Accepts connections for as long as it is polled; they end with it.
     pub(crate) async fn serve(self: Arc<Self>, mut listener: impl Listener) {
+        let mut guests = JoinSet::new();
         loop {
             match listener.accept().await {
                 Ok((stream, peer)) => {
                     let door = Arc::clone(&self);
-                    tokio::spawn(async move { door.meet(stream, peer).await });
+                    guests.spawn(async move { door.meet(stream, peer).await });
+                    while guests.try_join_next().is_some() {}
                 }
                 Err(error) => {
                     // Out of file descriptors, most likely; those in use will be freed.
@@ -72,11 +75,11 @@ impl Door {
         let (read, write) = tokio::io::split(stream);
         let mut reader = FrameReader::new(read, MAX_HELLO);
         let mut writer = FrameWriter::new(write);
-        let hello = match timeout(HELLO_TIME, self.hello(&mut reader, &mut writer)).await {
+        let hello = match timeout(self.patience, self.hello(&mut reader, &mut writer)).await {
             Ok(Ok(hello)) => hello,
             Ok(Err(FrameError::Closed)) => return,
-            Ok(Err(error)) => return (self.report)(None, peer, error.to_string()),
-            Err(_) => return (self.report)(None, peer, "said nothing".to_owned()),
+            Ok(Err(error)) => return self.reject(peer, error.to_string()),
+            Err(_) => return self.reject(peer, "did not say who it is".to_owned()),
         };
         if !self.admits(&hello.token) {
             self.refuse(writer, peer, "wrong token").await;
@@ -120,7 +123,11 @@ impl Door {
         why: &str,
     ) {
         let _ = writer.message(&Reply::<()>::Refused(why.to_owned())).await;
-        (self.report)(None, peer, why.to_owned());
+        self.reject(peer, why.to_owned());
+    }
+
+    fn reject(&self, peer: String, error: String) {
+        (self.report)(Ended::Stranger { peer, error });
     }
 
     async fn worker<S>(
@@ -155,13 +162,7 @@ impl Door {
                 error = speak(writer, frames) => error,
             },
         };
-        let why = match ended {
-            FrameError::Closed | FrameError::Truncated | FrameError::Io(_) => {
-                LeaveReason::Disconnected
-            }
-            error => LeaveReason::Misbehaved(error.to_string()),
-        };
-        let _ = coordinator.send(Input::Gone { worker, session, why });
+        (self.report)(Ended::Worker { worker, session, why: leave_reason(&ended) });
     }
 
     async fn data<S>(
@@ -174,20 +175,24 @@ impl Door {
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
         let shards = self.shards.get().map_or(&[][..], Vec::as_slice);
-        let Some((store, sender)) = shards.iter().find(|(store, _)| store.index == shard) else {
+        let Some(local) = shards.iter().find(|(store, _)| store.index == shard) else {
             return self.refuse(writer, peer, &format!("shard {shard} is not here")).await;
         };
+        let store = &local.0;
         let admitted = store.admission(worker, session, true);
-        if timeout(HELLO_TIME, admitted).await.is_err() {
+        if timeout(self.patience, admitted).await.is_err() {
             return self.refuse(writer, peer, &format!("{worker} is not let in")).await;
+        }
+        if !store.connect(worker, session) {
+            return self.refuse(writer, peer, &format!("{worker} is connected already")).await;
         }
         if writer.message(&Reply::Welcome(())).await.is_err() {
             return;
         }
-        let (store, shard) = (Arc::clone(store), sender.clone());
-        let connection = DataConnection { worker, session, store, shard, reader, writer };
+        let me = (worker, session);
+        let connection = DataConnection::new(me, local.clone(), (reader, writer));
         if let Err(error) = connection.serve().await {
-            (self.report)(Some(worker), peer, error.to_string());
+            (self.report)(Ended::Worker { worker, session, why: error.why() });
         }
     }
 
@@ -248,10 +253,15 @@ async fn listen<R: AsyncRead + Unpin>(
 ) -> FrameError {
     // Most messages are a few bytes: one read takes header and payload.
     let mut reader = reader.map(|inner| BufReader::with_capacity(1024, inner));
+    let backlog = Arc::new(Semaphore::new(BACKLOG));
     loop {
+        let Ok(place) = Arc::clone(&backlog).acquire_owned().await else {
+            return FrameError::Closed;
+        };
         match reader.message::<FromWorker>().await {
             Ok(message) => {
-                if coordinator.send(Input::Worker { worker, session, message }).is_err() {
+                let said = Input::Worker { worker, session, message, _place: place };
+                if coordinator.send(said).is_err() {
                     return FrameError::Closed;
                 }
             }

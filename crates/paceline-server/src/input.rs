@@ -3,8 +3,11 @@
 use std::path::PathBuf;
 
 use paceline_core::{LeaveReason, Version, WorkerId};
-use paceline_wire::message::{FromWorker, Job};
-use tokio::sync::{mpsc::UnboundedSender, oneshot};
+use paceline_wire::{
+    FrameError,
+    message::{FromWorker, Job},
+};
+use tokio::sync::{OwnedSemaphorePermit, mpsc::UnboundedSender, oneshot};
 
 use crate::{
     run::Evaluation,
@@ -16,20 +19,34 @@ use crate::{
 pub(crate) enum Input {
     /// A worker is at the door.
     Call(Call),
-    /// A worker says something.
-    Worker { worker: WorkerId, session: u64, message: FromWorker },
-    /// A worker's connection ended.
-    Gone { worker: WorkerId, session: u64, why: LeaveReason },
+    /// A worker says something; its place in the queue is free again once that is heard.
+    Worker { worker: WorkerId, session: u64, message: FromWorker, _place: OwnedSemaphorePermit },
+    /// A connection ended.
+    Ended(Ended),
     /// A shard of another process is at the door.
     ShardCall(ShardCall),
     /// A shard says something, or has failed.
     Shard { index: u32, report: Result<ShardReport, String> },
-    /// A connection ended badly.
-    Rejected { worker: Option<WorkerId>, peer: String, error: String },
     /// A version was measured.
     Evaluated { version: Version, evaluation: Evaluation },
     /// A checkpoint is on disk, or is not.
     Checkpointed { version: Version, result: Result<PathBuf, String> },
+}
+
+/// A connection that is no more.
+pub(crate) enum Ended {
+    /// Of a peer that was not let in.
+    Stranger { peer: String, error: String },
+    /// Of a worker: its control connection, or a data connection that it cannot go on without.
+    Worker { worker: WorkerId, session: u64, why: LeaveReason },
+}
+
+/// Why a worker is gone whose connection ended with `error`: it hung up, or was hung up on.
+pub(crate) fn leave_reason(error: &FrameError) -> LeaveReason {
+    match error {
+        FrameError::Closed | FrameError::Truncated | FrameError::Io(_) => LeaveReason::Disconnected,
+        error => LeaveReason::Misbehaved(error.to_string()),
+    }
 }
 
 /// A worker that wants in.

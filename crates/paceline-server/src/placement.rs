@@ -44,15 +44,14 @@ impl Shards {
         self.links.len()
     }
 
+    /// Whether a shard in another process is still connected.
+    pub(crate) fn any_connected(&self) -> bool {
+        self.links.iter().any(|link| matches!(link, Link::Remote(sender) if !sender.is_closed()))
+    }
+
     pub(crate) fn send_all(&self, message: &ToShard) {
         for link in &self.links {
             link.send(message.clone().into());
-        }
-    }
-
-    pub(crate) fn send(&self, shard: u32, message: ToShard) {
-        if let Some(link) = self.links.get(shard as usize) {
-            link.send(message.into());
         }
     }
 
@@ -76,15 +75,18 @@ impl Shards {
             version: start.version,
             staging,
             fold_at_close: config.deterministic || config.policy.build().closes_by_block(),
+            patience: config.liveness,
         };
         let specs: Vec<ShardSpec> = (0..config.placement.shards).map(spec).collect();
         let (inputs, queue) = inbox;
-        let mut shards = match config.placement.remote {
-            true => call_remote(specs, start, queue).await?,
-            false => spawn_local(specs, start, door, inputs)?,
-        };
-        shards.ready(queue).await?;
-        Ok(shards)
+        match config.placement.remote {
+            true => call_remote(specs, start, queue).await,
+            false => {
+                let mut shards = spawn_local(specs, start, door, inputs)?;
+                shards.ready(queue).await?;
+                Ok(shards)
+            }
+        }
     }
 
     async fn ready(&mut self, queue: &mut UnboundedReceiver<Input>) -> Result<(), ServerError> {
@@ -121,40 +123,57 @@ fn spawn_local(
     Ok(Shards { links, addresses, early: Vec::new() })
 }
 
+/// A shard of another process that has called.
+struct Caller {
+    link: Link,
+    address: String,
+    /// It holds its part.
+    ready: bool,
+}
+
+/// Gives each its part as it calls, until all hold theirs. Who goes before that leaves its place
+/// to whoever calls next.
 async fn call_remote(
     specs: Vec<ShardSpec>,
     start: &Start,
     queue: &mut UnboundedReceiver<Input>,
 ) -> Result<Shards, ServerError> {
-    let count = specs.len() as u32;
-    let mut calls: Vec<Option<(Link, String)>> = specs.iter().map(|_| None).collect();
+    let mut callers: Vec<Option<Caller>> = specs.iter().map(|_| None).collect();
     let mut early = Vec::new();
-    while calls.iter().any(Option::is_none) {
-        let missing = calls.iter().filter(|call| call.is_none()).count();
-        tracing::info!("waiting for {missing} of {count} shards");
-        let call = match queue.recv().await.ok_or(ServerError::Stopped)? {
-            Input::ShardCall(call) => call,
-            Input::Shard { report: Err(error), .. } => return Err(ServerError::Shard(error)),
-            other => {
-                early.push(other);
-                continue;
+    while !callers.iter().all(|caller| caller.as_ref().is_some_and(|caller| caller.ready)) {
+        match queue.recv().await.ok_or(ServerError::Stopped)? {
+            Input::ShardCall(call) => take_call(call, &specs, start, &mut callers),
+            Input::Shard { index, report: Ok(report) } if report.message == FromShard::Ready => {
+                callers[index as usize].iter_mut().for_each(|caller| caller.ready = true);
             }
-        };
-        let index = call.index as usize;
-        if let Err(why) = check_call(&call, count, calls.get(index).is_some_and(Option::is_some)) {
-            let _ = call.reply.send(Err(why));
-            continue;
+            Input::Shard { index, report: Err(error) } => {
+                tracing::warn!("{error}");
+                callers[index as usize] = None;
+            }
+            other => early.push(other),
         }
-        let spec = specs[index].clone();
-        let shape = BlockShape::new(&spec.layout, spec.index, &spec.optimizer);
-        let blocks = blocks_of(&spec, start);
-        let _ = call.reply.send(Ok(shape));
-        let link = Link::Remote(call.commands);
-        link.send(ShardCommand { message: ToShard::Init(spec), blocks });
-        calls[index] = Some((link, call.address));
     }
-    let (links, addresses) = calls.into_iter().flatten().unzip();
+    let callers = callers.into_iter().flatten().map(|caller| (caller.link, caller.address));
+    let (links, addresses) = callers.unzip();
     Ok(Shards { links, addresses, early })
+}
+
+fn take_call(call: ShardCall, specs: &[ShardSpec], start: &Start, callers: &mut [Option<Caller>]) {
+    let index = call.index as usize;
+    let taken = callers.get(index).is_some_and(Option::is_some);
+    if let Err(why) = check_call(&call, specs.len() as u32, taken) {
+        let _ = call.reply.send(Err(why));
+        return;
+    }
+    let spec = specs[index].clone();
+    let shape = BlockShape::new(&spec.layout, spec.index, &spec.optimizer);
+    let _ = call.reply.send(Ok(shape));
+    let link = Link::Remote(call.commands);
+    let blocks = blocks_of(&spec, start);
+    link.send(ShardCommand { message: ToShard::Init(spec), blocks });
+    callers[index] = Some(Caller { link, address: call.address, ready: false });
+    let here = callers.iter().flatten().count();
+    tracing::info!("{here} of {} shards have called", specs.len());
 }
 
 fn check_call(call: &ShardCall, count: u32, taken: bool) -> Result<(), String> {

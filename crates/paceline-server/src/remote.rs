@@ -2,7 +2,6 @@
 
 use std::sync::{Arc, OnceLock};
 
-use paceline_core::WorkerId;
 use paceline_wire::{
     FrameError, FrameReader, FrameWriter, Listener,
     frame::MAX_CONTROL,
@@ -11,10 +10,12 @@ use paceline_wire::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::mpsc::{UnboundedSender, unbounded_channel},
+    task::JoinSet,
 };
 
 use crate::{
     door::Door,
+    input::Ended,
     run::ServerError,
     shard::{self, ShardInbox, ShardReport, link},
 };
@@ -59,6 +60,7 @@ where
         return Err(FrameError::Unexpected(error).into());
     };
 
+    let patience = spec.patience;
     let (reports, mut outgoing) = unbounded_channel::<Result<ShardReport, String>>();
     let say = reports.clone();
     let (store, sender) = shard::spawn(spec, init.blocks, move |report| drop(say.send(report)))
@@ -67,11 +69,13 @@ where
         token,
         coordinator: None,
         shards: OnceLock::from(vec![(store, sender.clone())]),
-        report: Box::new(reject(reports)),
+        patience,
+        report: Box::new(tell(reports)),
     };
-    let serving = tokio::spawn(Arc::new(door).serve(listener));
+    let mut serving = JoinSet::new();
+    serving.spawn(Arc::new(door).serve(listener));
 
-    let outcome = tokio::select! {
+    tokio::select! {
         outcome = async {
             loop {
                 let command = link::read_command(&mut reader).await?;
@@ -88,16 +92,16 @@ where
             }
             Ok(())
         } => outcome,
-    };
-    serving.abort();
-    outcome
+    }
 }
 
-fn reject(
-    reports: UnboundedSender<Result<ShardReport, String>>,
-) -> impl Fn(Option<WorkerId>, String, String) {
-    move |worker, peer, error| {
-        let rejected = FromShard::Rejected { worker, peer, error };
-        let _ = reports.send(Ok(rejected.into()));
+/// The coordinator hears of connections that ended here as if they had ended at its own door.
+fn tell(reports: UnboundedSender<Result<ShardReport, String>>) -> impl Fn(Ended) {
+    move |ended| {
+        let report = match ended {
+            Ended::Stranger { peer, error } => FromShard::Rejected { peer, error },
+            Ended::Worker { worker, session, why } => FromShard::Gone { worker, session, why },
+        };
+        let _ = reports.send(Ok(report.into()));
     }
 }

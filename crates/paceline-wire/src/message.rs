@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use paceline_core::{BlockClose, SampleRange, Straggler, Version, WorkerId};
+use paceline_core::{BlockClose, LeaveReason, SampleRange, Straggler, Version, WorkerId};
 use paceline_params::{Layout, OptimizerSpec, ParamHash};
 use serde::{Deserialize, Serialize};
 
@@ -116,6 +116,8 @@ pub enum ToWorker {
     },
     /// The run is over; why, for people.
     Stop(String),
+    /// It is shown out for what it did; why, for people. The connection closes.
+    Expelled(String),
 }
 
 /// From a worker to the coordinator.
@@ -248,6 +250,8 @@ pub struct ShardSpec {
     pub staging: u32,
     /// Whether sums are made in worker order at the close, or as contributions are accepted.
     pub fold_at_close: bool,
+    /// How long a peer may be silent where it must speak.
+    pub patience: Duration,
 }
 
 /// From a shard to the coordinator. Block frames follow a [`FromShard::Snapshot`].
@@ -259,14 +263,23 @@ pub enum FromShard {
     Staged {
         /// Whose.
         worker: WorkerId,
+        /// Which incarnation of it.
+        session: u64,
         /// The version it was computed from.
         base: Version,
     },
-    /// What came over a data connection cannot be used; the connection is closed.
+    /// A worker's data connection ended otherwise than in order.
+    Gone {
+        /// Which worker.
+        worker: WorkerId,
+        /// Which incarnation of it.
+        session: u64,
+        /// What ended it.
+        why: LeaveReason,
+    },
+    /// A peer was not let in.
     Rejected {
-        /// Whose, where it was let in.
-        worker: Option<WorkerId>,
-        /// Where it came from.
+        /// Where it called from.
         peer: String,
         /// What was wrong.
         error: String,

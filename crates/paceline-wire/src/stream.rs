@@ -37,18 +37,14 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// Reads and checks what the peer sends first.
     pub async fn preamble(&mut self) -> Result<(), FrameError> {
         let mut bytes = [0; PREAMBLE_LEN];
-        self.exact(&mut bytes).await?;
+        self.begin(&mut bytes).await?;
         check_preamble(bytes)
     }
 
     /// The next frame's header; [`FrameError::Closed`] where the stream ends before it.
     pub async fn header(&mut self) -> Result<Header, FrameError> {
         let mut bytes = [0; HEADER_LEN];
-        let first = self.inner.read(&mut bytes).await?;
-        if first == 0 {
-            return Err(FrameError::Closed);
-        }
-        self.exact(&mut bytes[first..]).await?;
+        self.begin(&mut bytes).await?;
         Header::decode(bytes, self.limit)
     }
 
@@ -80,6 +76,14 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// The values of a block, after its head.
     pub async fn values(&mut self, values: &mut [f32]) -> Result<(), FrameError> {
         self.exact(bytemuck::cast_slice_mut(values)).await
+    }
+
+    /// Fills `bytes`; to end before the first of them is no error of the peer's.
+    async fn begin(&mut self, bytes: &mut [u8]) -> Result<(), FrameError> {
+        match self.inner.read(bytes).await? {
+            0 => Err(FrameError::Closed),
+            first => self.exact(&mut bytes[first..]).await,
+        }
     }
 
     async fn exact(&mut self, bytes: &mut [u8]) -> Result<(), FrameError> {

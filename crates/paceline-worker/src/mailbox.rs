@@ -54,6 +54,7 @@ impl Mailbox {
                 state.used += u64::from(byte >> (me.0 % 8) & 1);
             }
             ToWorker::Stop(why) => state.stop = Some(Ok(why)),
+            ToWorker::Expelled(why) => state.stop = Some(Err(format!("shown out: {why}"))),
         }
         self.changed.notify_all();
     }

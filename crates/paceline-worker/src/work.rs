@@ -14,6 +14,11 @@ pub trait Compute {
     /// These are the parameters to compute from.
     fn load(&mut self, params: &[f32]);
 
+    /// Empties `gradient` before a round's first micro-batch.
+    fn clear(&mut self, gradient: &mut [f32]) {
+        gradient.fill(0.0);
+    }
+
     /// Adds the *sum* over `samples` of the gradient of the loss to `gradient` and returns the sum
     /// of the loss.
     fn gradient(&mut self, samples: &[u32], gradient: &mut [f32]) -> f64;
@@ -107,7 +112,7 @@ impl Bench<'_> {
         let samples = self.order.samples(range.start, range.end).ok_or_else(|| {
             FrameError::Unexpected(format!("work on {range} of {} samples", self.samples))
         })?;
-        self.gradient.fill(0.0);
+        self.compute.clear(&mut self.gradient);
         let pace = self.slowness.round(base);
         let mut loss = 0.0;
         for part in 0..self.micro_batches {

@@ -6,7 +6,7 @@ use paceline_wire::message::{FromWorker, ToShard, ToWorker};
 use tokio::{sync::mpsc::UnboundedReceiver, time::timeout};
 
 use super::{Evaluation, PARTING, Run};
-use crate::input::Input;
+use crate::input::{Ended, Input};
 
 /// What became of a run.
 #[derive(Debug, Clone)]
@@ -93,12 +93,10 @@ impl Run {
         let leaving = async {
             while self.workers.len() > 0 {
                 match queue.recv().await {
-                    Some(Input::Gone { worker, session, .. })
-                        if self.workers.is_current(worker, session) =>
-                    {
-                        self.workers.remove(worker);
-                    }
-                    Some(Input::Worker { worker, message: FromWorker::Bye, .. }) => {
+                    Some(
+                        Input::Ended(Ended::Worker { worker, session, .. })
+                        | Input::Worker { worker, session, message: FromWorker::Bye, .. },
+                    ) if self.workers.is_current(worker, session) => {
                         self.workers.remove(worker);
                     }
                     Some(Input::Call(call)) => {
@@ -111,17 +109,8 @@ impl Run {
         };
         let _ = timeout(PARTING, leaving).await;
         self.shards.send_all(&ToShard::Stop);
-        let remote = if self.config.placement.remote { self.shards.len() } else { 0 };
-        let closing = async {
-            let mut open = remote;
-            while open > 0 {
-                match queue.recv().await {
-                    Some(Input::Shard { report: Err(_), .. }) => open -= 1,
-                    Some(_) => {}
-                    None => break,
-                }
-            }
-        };
+        let closing =
+            async { while self.shards.any_connected() && queue.recv().await.is_some() {} };
         let _ = timeout(PARTING, closing).await;
     }
 }

@@ -22,13 +22,14 @@ use paceline_wire::{
 use thiserror::Error;
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    task::JoinSet,
     time::sleep_until,
 };
 
 use crate::{
     config::{ServerConfig, Start},
     door::Door,
-    input::{Call, Input},
+    input::{Call, Ended, Input},
     placement::Shards,
     workers::{MAX_WORKERS, PushSlots, Workers},
 };
@@ -61,6 +62,9 @@ pub enum ServerError {
     /// The model cannot be laid out.
     #[error("failed to lay out the model: {0}")]
     Layout(#[from] LayoutError),
+    /// What the run is to begin with does not fit it.
+    #[error("failed to begin: {0}")]
+    Start(String),
     /// The checkpoint's books do not fit the data.
     #[error("failed to resume: {0}")]
     Ledger(#[from] LedgerError),
@@ -106,17 +110,20 @@ pub async fn serve(
         config.placement.block_elems.min(DEFAULT_BLOCK_ELEMS * 16),
         config.placement.shards,
     )?;
+    check_start(&start, &config, &layout)?;
     let staging = staging(&config, &layout)?;
     let door = Arc::new(Door {
         token: config.token.clone(),
         coordinator: Some(inputs.clone()),
         shards: OnceLock::new(),
+        patience: config.liveness,
         report: Box::new({
             let inputs = inputs.clone();
-            move |worker, peer, error| drop(inputs.send(Input::Rejected { worker, peer, error }))
+            move |ended| drop(inputs.send(Input::Ended(ended)))
         }),
     });
-    let serving = tokio::spawn(Arc::clone(&door).serve(listener));
+    let mut serving = JoinSet::new();
+    serving.spawn(Arc::clone(&door).serve(listener));
     tokio::pin!(interrupt);
     let inbox = (&inputs, &mut queue);
     let shards = tokio::select! {
@@ -124,9 +131,24 @@ pub async fn serve(
         () = &mut interrupt => return Err(ServerError::Stopped),
     };
     let mut run = Run::new(config, &start, layout, staging, shards, evaluator, events, inputs)?;
-    let outcome = run.drive(&mut queue, interrupt).await;
-    serving.abort();
-    Ok(outcome)
+    Ok(run.drive(&mut queue, interrupt).await)
+}
+
+fn check_start(start: &Start, config: &ServerConfig, layout: &Layout) -> Result<(), ServerError> {
+    let (optimizer, total) = (&config.update.optimizer, layout.total());
+    let (slots, kept) = (start.slots.len(), optimizer.slot_names().len());
+    if slots != 0 && slots != kept {
+        return Err(ServerError::Start(format!(
+            "{slots} vectors of optimizer state where {optimizer} keeps {kept}"
+        )));
+    }
+    match std::iter::once(&start.params).chain(&start.slots).find(|flat| flat.len() != total) {
+        Some(flat) => {
+            let error = format!("{} values for {total} parameters", flat.len());
+            Err(ServerError::Start(error))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Contributions that may be staged at once.
@@ -270,8 +292,10 @@ impl Run {
                 input = queue.recv() => {
                     let Some(input) = input else { break };
                     self.handle(input);
-                    // What has come meanwhile is decided on together.
-                    while let Ok(input) = queue.try_recv() {
+                    // What has come meanwhile is decided on together; what comes during that is
+                    // not, or a flood would put off every decision.
+                    for _ in 0..queue.len() {
+                        let Ok(input) = queue.try_recv() else { break };
                         self.handle(input);
                     }
                 }
@@ -320,18 +344,14 @@ impl Run {
     fn handle(&mut self, input: Input) {
         match input {
             Input::Call(call) => self.meet(call),
-            Input::Worker { worker, session, message } => {
+            Input::Worker { worker, session, message, _place } => {
                 if self.workers.is_current(worker, session) {
                     let now = self.now();
                     self.liveness.heard(worker, now);
                     self.hear(worker, message);
                 }
             }
-            Input::Gone { worker, session, why } => {
-                if self.workers.is_current(worker, session) {
-                    self.leave(worker, why);
-                }
-            }
+            Input::Ended(ended) => self.ended(ended),
             Input::ShardCall(call) => {
                 let _ = call.reply.send(Err("all shards are there already".to_owned()));
             }
@@ -339,7 +359,6 @@ impl Run {
                 self.hear_shard(index, report.message, report.blocks);
             }
             Input::Shard { report: Err(error), .. } => self.fail(error),
-            Input::Rejected { worker, peer, error } => self.reject(worker, peer, error),
             Input::Evaluated { version, evaluation } => self.evaluated(version, evaluation),
             Input::Checkpointed { version, result } => {
                 self.checkpointing = false;
@@ -392,105 +411,136 @@ impl Run {
 
     fn hear(&mut self, worker: WorkerId, message: FromWorker) {
         let now = self.now();
-        match message {
-            FromWorker::Heartbeat => {}
+        let heard = match message {
+            FromWorker::Heartbeat => Ok(()),
             FromWorker::Ready { samples } => self.join(worker, samples),
-            FromWorker::Progress { base, done } => self.core.handle_progress(worker, base, done),
+            FromWorker::Progress { base, done } => {
+                self.core.handle_progress(worker, base, done);
+                Ok(())
+            }
             FromWorker::Done { base, weight, loss } => {
-                if self.slots.request(worker, base) {
-                    self.workers.send(worker, &ToWorker::Push { base });
-                }
                 let blocks = Blocks::All;
-                let done = Contribution { worker, base, weight, loss, blocks };
-                if let Err(error) = self.core.handle_done(done, now) {
-                    self.leave(worker, LeaveReason::Misbehaved(error.to_string()));
-                }
+                self.done(Contribution { worker, base, weight, loss, blocks })
             }
             FromWorker::Aborted { base, done } => {
-                self.core.handle_aborted(worker, base, done, now);
+                let aborted = self.core.handle_aborted(worker, base, done, now);
                 self.shards.discard(worker, base);
+                self.release(worker, base);
+                aborted.map_err(|error| error.to_string())
             }
-            FromWorker::Bye => self.leave(worker, LeaveReason::Finished),
+            FromWorker::Bye => {
+                self.leave(worker, LeaveReason::Finished);
+                Ok(())
+            }
+        };
+        if let Err(error) = heard {
+            self.leave(worker, LeaveReason::Misbehaved(error));
         }
         self.act();
     }
 
-    fn join(&mut self, worker: WorkerId, samples: u32) {
-        let now = self.now();
-        let expected = self.config.samples;
-        let joined = match samples == expected {
-            true => self
-                .core
-                .handle_join(worker, self.workers.name(worker), now)
-                .map_err(|error| error.to_string()),
-            false => Err(format!(
+    fn join(&mut self, worker: WorkerId, samples: u32) -> Result<(), String> {
+        let (now, expected) = (self.now(), self.config.samples);
+        if samples != expected {
+            return Err(format!(
                 "its training set has {samples} samples, this run's has {expected}; give it the \
                  same --data"
-            )),
-        };
-        if let Err(error) = joined {
-            self.workers.send(worker, &ToWorker::Stop(error.clone()));
-            self.reject(Some(worker), self.workers.name(worker).to_owned(), error);
+            ));
         }
+        let joined = self.core.handle_join(worker, self.workers.name(worker), now);
+        joined.map_err(|error| error.to_string())
+    }
+
+    fn done(&mut self, contribution: Contribution) -> Result<(), String> {
+        let (now, worker, base) = (self.now(), contribution.worker, contribution.base);
+        self.core.handle_done(contribution, now).map_err(|error| error.to_string())?;
+        if self.slots.request(worker, base) {
+            self.workers.send(worker, &ToWorker::Push { base });
+        }
+        Ok(())
     }
 
     fn hear_shard(&mut self, index: u32, message: FromShard, blocks: Vec<Block>) {
-        let now = self.now();
         match message {
             FromShard::Ready => {}
-            FromShard::Staged { worker, base } => {
-                match self.core.handle_staged(worker, base, ShardId(index), now) {
-                    Ok(true) => {}
-                    Ok(false) => self.shards.send(index, ToShard::Discard { worker, base }),
-                    Err(error) => self.leave(worker, LeaveReason::Misbehaved(error.to_string())),
+            FromShard::Staged { worker, session, base } => {
+                if self.workers.is_current(worker, session) {
+                    self.staged(worker, base, index);
                 }
-                self.act();
             }
-            FromShard::Rejected { worker, peer, error } => self.reject(worker, peer, error),
+            FromShard::Gone { worker, session, why } => {
+                self.ended(Ended::Worker { worker, session, why });
+            }
+            FromShard::Rejected { peer, error } => self.ended(Ended::Stranger { peer, error }),
             FromShard::Summed { norms } => self.summed(&norms),
             FromShard::Applied { hash, .. } => self.applied(hash),
             FromShard::Snapshot { version } => self.gathered(index, version, blocks),
         }
     }
 
-    /// One bad connection: named, closed, and nothing else.
-    fn reject(&mut self, worker: Option<WorkerId>, peer: String, error: String) {
-        let who = worker.map_or(peer.clone(), |worker| format!("{worker} ({peer})"));
-        self.emit(EventKind::ConnectionClosed { peer: who, error: error.clone() });
-        if let Some(worker) = worker {
-            self.leave(worker, LeaveReason::Misbehaved(error));
-        }
-    }
-
-    fn leave(&mut self, worker: WorkerId, why: LeaveReason) {
+    fn staged(&mut self, worker: WorkerId, base: Version, shard: u32) {
         let now = self.now();
-        self.workers.remove(worker);
-        self.liveness.forget(worker);
-        self.release(worker);
-        if self.core.handle_leave(worker, why, now).is_ok() {
-            self.act();
+        match self.core.handle_staged(worker, base, ShardId(shard), now) {
+            Ok(true) => {}
+            // Other shards may hold their parts of what was given up, and wait for these.
+            Ok(false) => self.shards.discard(worker, base),
+            Err(error) => self.leave(worker, LeaveReason::Misbehaved(error.to_string())),
+        }
+        self.act();
+    }
+
+    /// One connection less, and nothing else.
+    fn ended(&mut self, ended: Ended) {
+        match ended {
+            Ended::Stranger { peer, error } => {
+                self.emit(EventKind::ConnectionClosed { peer, error });
+            }
+            Ended::Worker { worker, session, why } => {
+                if self.workers.is_current(worker, session) {
+                    self.leave(worker, why);
+                }
+            }
         }
     }
 
-    fn release(&mut self, worker: WorkerId) {
-        if let Some((next, base)) = self.slots.release(worker) {
+    /// Everything of a worker goes: its connections, its place, what is staged of it.
+    fn leave(&mut self, worker: WorkerId, why: LeaveReason) {
+        if let LeaveReason::Misbehaved(error) = &why {
+            self.workers.send(worker, &ToWorker::Expelled(error.clone()));
+        }
+        let name = self.workers.remove(worker);
+        self.liveness.forget(worker);
+        self.release(worker, Version(u64::MAX));
+        let now = self.now();
+        match self.core.handle_leave(worker, why.clone(), now) {
+            Ok(()) => self.act(),
+            Err(_) => {
+                let error = format!("left before it was ready: {why}");
+                self.emit(EventKind::ConnectionClosed { peer: name, error });
+            }
+        }
+        self.shards.send_all(&ToShard::Forget { worker });
+    }
+
+    fn release(&mut self, worker: WorkerId, base: Version) {
+        if let Some((next, base)) = self.slots.release(worker, base) {
             self.workers.send(next, &ToWorker::Push { base });
         }
     }
 
+    /// The first failure is the cause; others follow from it.
     fn fail(&mut self, error: String) {
         self.update = None;
         self.snapshot = None;
-        self.stop = Some(StopReason::Failed(error));
+        if !matches!(self.stop, Some(StopReason::Failed(_))) {
+            self.stop = Some(StopReason::Failed(error));
+        }
     }
 
     /// Carries out what the core decided.
     fn act(&mut self) {
         while let Some(event) = self.core.poll_event() {
             match &event.kind {
-                EventKind::WorkerLeft { worker, .. } => {
-                    self.shards.send_all(&ToShard::Forget { worker: *worker });
-                }
                 EventKind::RoundStarted { round, work } => {
                     self.progress.began.get_or_insert(event.at);
                     self.progress.open_loss = 0.0;
@@ -502,11 +552,11 @@ impl Run {
                 EventKind::Arrived { worker, base, loss, .. } => {
                     self.progress.open_loss += loss;
                     self.shards.send_all(&ToShard::Accept { worker: *worker, base: *base });
-                    self.release(*worker);
+                    self.release(*worker, *base);
                 }
                 EventKind::Late { worker, base, .. } => {
                     self.shards.discard(*worker, *base);
-                    self.release(*worker);
+                    self.release(*worker, *base);
                 }
                 EventKind::Cut { round, stragglers, .. }
                     if self.config.round.straggler == Straggler::Abort =>
@@ -522,7 +572,7 @@ impl Run {
     }
 
     fn give(&mut self, work: &Work, base: Version) {
-        let push_at_once = self.slots.reserve(work.worker, self.workers.len());
+        let push_at_once = self.slots.reserve(work.worker, base, self.workers.len());
         let message = ToWorker::Work { base, range: work.range, push_at_once };
         self.workers.send(work.worker, &message);
     }

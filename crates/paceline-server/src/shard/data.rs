@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, mpsc};
 
-use paceline_core::{Version, WorkerId};
+use paceline_core::{LeaveReason, Version, WorkerId};
 use paceline_params::{Layout, Lease, all_finite};
 use paceline_wire::{
     FrameError, FrameReader, FrameWriter,
@@ -12,10 +12,13 @@ use paceline_wire::{
 use thiserror::Error;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::OwnedSemaphorePermit,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
 };
 
-use super::{ShardInbox, Staged, Store};
+use crate::input::leave_reason;
+
+use super::{LocalShard, Place, ShardInbox, Staged, Store};
 
 /// What a worker can get wrong on a data connection. It costs that connection.
 #[derive(Debug, Error)]
@@ -28,30 +31,55 @@ pub(crate) enum DataError {
     WrongLength { block: u32, got: usize, expected: usize },
     #[error("block {block} is from {got}, the contribution began with {expected}")]
     MixedVersions { block: u32, got: Version, expected: Version },
+    #[error("a contribution from {got} came after one from {last}")]
+    Backwards { got: Version, last: Version },
     #[error("gradient of {tensor} from {base} is not finite at element {element}")]
     NotFinite { tensor: String, element: usize, base: Version },
     #[error("the shard has stopped")]
     Stopped,
 }
 
+impl DataError {
+    /// Why its worker is gone.
+    pub(crate) fn why(&self) -> LeaveReason {
+        match self {
+            DataError::Frame(error) => leave_reason(error),
+            DataError::Stopped => LeaveReason::Disconnected,
+            error => LeaveReason::Misbehaved(error.to_string()),
+        }
+    }
+}
+
 /// A contribution of which some blocks have come.
 struct Partial {
     base: Version,
     parts: Vec<Lease>,
-    permit: OwnedSemaphorePermit,
+    place: Place,
 }
 
 /// One worker's data connection to one shard.
 pub(crate) struct DataConnection<R, W> {
-    pub(crate) worker: WorkerId,
-    pub(crate) session: u64,
-    pub(crate) store: Arc<Store>,
-    pub(crate) shard: mpsc::Sender<ShardInbox>,
-    pub(crate) reader: FrameReader<R>,
-    pub(crate) writer: FrameWriter<W>,
+    worker: WorkerId,
+    session: u64,
+    store: Arc<Store>,
+    shard: mpsc::Sender<ShardInbox>,
+    reader: FrameReader<R>,
+    writer: FrameWriter<W>,
+    /// What its last contribution was computed from.
+    last: Option<Version>,
+    turn: Arc<Semaphore>,
 }
 
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
+    pub(crate) fn new(
+        (worker, session): (WorkerId, u64),
+        (store, shard): LocalShard,
+        (reader, writer): (FrameReader<R>, FrameWriter<W>),
+    ) -> Self {
+        let turn = Arc::new(Semaphore::new(1));
+        DataConnection { worker, session, store, shard, reader, writer, last: None, turn }
+    }
+
     /// Serves until the worker closes the connection or is no longer let in; says what was wrong
     /// before giving up on it.
     pub(crate) async fn serve(mut self) -> Result<(), DataError> {
@@ -62,7 +90,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         };
         if let Err(error) = &outcome {
             // The worker may be past hearing it.
-            let _ = self.writer.message(&FromData::Error(error.to_string())).await;
+            let error = FromData::Error(error.to_string());
+            let _ = timeout(self.store.patience, self.writer.message(&error)).await;
         }
         outcome
     }
@@ -71,7 +100,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         let mut partial = None;
         loop {
             match self.reader.header().await {
-                Err(FrameError::Closed) => return Ok(()),
+                Err(FrameError::Closed) if partial.is_none() => return Ok(()),
                 Err(error) => return Err(error.into()),
                 Ok(Header::Block(values)) => {
                     partial = self.block(partial, values).await?;
@@ -100,14 +129,9 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
                 let (block, expected) = (head.block, partial.base);
                 return Err(DataError::MixedVersions { block, got: base, expected });
             }
-            None => {
-                let room = Arc::clone(&self.store.room).acquire_owned().await;
-                let permit = room.map_err(|_| DataError::Stopped)?;
-                Partial { base, parts: Vec::with_capacity(due.len()), permit }
-            }
+            None => self.begin(base).await?,
         };
-        let mut part =
-            self.store.pool.lease(values).expect("a permit reserves a contribution's buffers");
+        let mut part = self.store.pool.lease(values).expect("a place has room for every block");
         self.reader.values(&mut part).await?;
         check_finite(&self.store.layout, head.block, base, &part)?;
         partial.parts.push(part);
@@ -119,10 +143,21 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
             base,
             session: self.session,
             parts: partial.parts,
-            _room: Some(partial.permit),
+            _place: Some(partial.place),
         };
         self.shard.send(ShardInbox::Staged(staged)).map_err(|_| DataError::Stopped)?;
         Ok(None)
+    }
+
+    /// Waits for a place. Versions only go forward: what is pushed twice is counted once.
+    async fn begin(&mut self, base: Version) -> Result<Partial, DataError> {
+        match self.last.replace(base) {
+            Some(last) if base <= last => return Err(DataError::Backwards { got: base, last }),
+            _ => {}
+        }
+        let place =
+            Place { _turn: permit(&self.turn).await?, _room: permit(&self.store.room).await? };
+        Ok(Partial { base, parts: Vec::new(), place })
     }
 
     async fn pull(&mut self, version: Version) -> Result<(), DataError> {
@@ -139,6 +174,10 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         }
         Ok(self.writer.flush().await?)
     }
+}
+
+async fn permit(of: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, DataError> {
+    Arc::clone(of).acquire_owned().await.map_err(|_| DataError::Stopped)
 }
 
 fn check_block(

@@ -11,8 +11,8 @@ mod store;
 mod thread;
 
 pub(crate) use state::ShardState;
-pub(crate) use store::{Staged, Store};
-pub(crate) use thread::{ShardInbox, spawn};
+pub(crate) use store::{Place, Staged, Store};
+pub(crate) use thread::{LocalShard, ShardInbox, spawn};
 
 use paceline_params::Block;
 use paceline_wire::message::{FromShard, ToShard};

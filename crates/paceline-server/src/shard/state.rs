@@ -68,7 +68,7 @@ impl ShardState {
         &self.blocks
     }
 
-    /// A contribution is here as a whole. One already here from the same work is replaced.
+    /// A contribution is here as a whole.
     pub(crate) fn stage(&mut self, staged: Staged) {
         self.staged.insert((staged.worker, staged.base), staged);
     }
@@ -176,7 +176,7 @@ impl ShardState {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, sync::Arc};
+    use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
     use paceline_core::Blocks;
     use paceline_params::{BufferPool, Layout, OptimizerSpec, TensorSpec};
@@ -189,7 +189,15 @@ mod tests {
         let optimizer = OptimizerSpec::SGD;
         let blocks = (0..3).map(|_| Block::new(vec![0.0; 2], &optimizer)).collect();
         let version = Version(0);
-        let spec = ShardSpec { index: 0, layout, optimizer, version, staging: 9, fold_at_close };
+        let spec = ShardSpec {
+            index: 0,
+            layout,
+            optimizer,
+            version,
+            staging: 9,
+            fold_at_close,
+            patience: Duration::ZERO,
+        };
         ShardState::new(spec, blocks).unwrap()
     }
 
@@ -205,7 +213,7 @@ mod tests {
             base: Version(0),
             session: 0,
             parts: (0..3).map(part).collect(),
-            _room: None,
+            _place: None,
         }
     }
 

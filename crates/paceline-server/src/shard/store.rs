@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use paceline_core::{Version, WorkerId};
@@ -20,9 +21,16 @@ pub(crate) struct Staged {
     pub(crate) session: u64,
     /// One buffer for each of the shard's blocks.
     pub(crate) parts: Vec<Lease>,
-    /// Its place in the bounded staging memory, held until it is dropped; none in tests of the
-    /// arithmetic.
-    pub(crate) _room: Option<OwnedSemaphorePermit>,
+    /// Its place, held until it is dropped; none in tests of the arithmetic.
+    pub(crate) _place: Option<Place>,
+}
+
+/// A contribution's place in the bounded staging memory, and its worker's turn: a worker has one
+/// contribution at a time on a shard.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) _turn: OwnedSemaphorePermit,
+    pub(crate) _room: OwnedSemaphorePermit,
 }
 
 /// A version's blocks, or none while it is being made.
@@ -41,13 +49,25 @@ pub(crate) struct Store {
     /// One permit for each contribution that may be staged.
     pub(crate) room: Arc<Semaphore>,
     pub(crate) published: watch::Sender<Published>,
-    sessions: Mutex<BTreeMap<WorkerId, u64>>,
+    /// How long a peer may be silent where it must speak, or deaf where it must listen.
+    pub(crate) patience: Duration,
+    sessions: Mutex<BTreeMap<WorkerId, Session>>,
     sessions_changed: Notify,
+}
+
+/// A worker that is let in.
+#[derive(Debug)]
+struct Session {
+    number: u64,
+    /// Its data connection has come.
+    connected: bool,
 }
 
 impl Store {
     pub(crate) fn new(spec: &ShardSpec) -> Self {
-        let bytes = spec.layout.shard_range(spec.index).len() * size_of::<f32>();
+        // The last block may be shorter; a buffer lent for it need not be.
+        let blocks = spec.layout.shard_blocks(spec.index).len();
+        let bytes = blocks * spec.layout.block_elems() * size_of::<f32>();
         let room = spec.staging as usize;
         Store {
             index: spec.index,
@@ -55,13 +75,14 @@ impl Store {
             pool: Arc::new(BufferPool::new(room * bytes)),
             room: Arc::new(Semaphore::new(room)),
             published: watch::Sender::new(Published::default()),
+            patience: spec.patience,
             sessions: Mutex::default(),
             sessions_changed: Notify::new(),
         }
     }
 
     pub(crate) fn admit(&self, worker: WorkerId, session: u64) {
-        self.sessions().insert(worker, session);
+        self.sessions().insert(worker, Session { number: session, connected: false });
         self.sessions_changed.notify_waiters();
     }
 
@@ -71,7 +92,14 @@ impl Store {
     }
 
     pub(crate) fn is_admitted(&self, worker: WorkerId, session: u64) -> bool {
-        self.sessions().get(&worker) == Some(&session)
+        self.sessions().get(&worker).is_some_and(|held| held.number == session)
+    }
+
+    /// Takes the session's one data connection; false if it is taken.
+    pub(crate) fn connect(&self, worker: WorkerId, session: u64) -> bool {
+        let mut sessions = self.sessions();
+        let held = sessions.get_mut(&worker).filter(|held| held.number == session);
+        held.is_some_and(|held| !std::mem::replace(&mut held.connected, true))
     }
 
     /// Waits until the session is let in (it may call before the coordinator's word has come), or
@@ -89,7 +117,7 @@ impl Store {
         }
     }
 
-    fn sessions(&self) -> std::sync::MutexGuard<'_, BTreeMap<WorkerId, u64>> {
+    fn sessions(&self) -> std::sync::MutexGuard<'_, BTreeMap<WorkerId, Session>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,6 +1,7 @@
 //! The thread that a shard's arithmetic runs on.
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
     thread,
 };
@@ -20,47 +21,64 @@ pub(crate) enum ShardInbox {
     Staged(Staged),
 }
 
+/// A shard in this process: what it shares with its data connections, and the way to its thread.
+pub(crate) type LocalShard = (Arc<Store>, mpsc::Sender<ShardInbox>);
+
 /// Starts a shard. It ends when told to stop, or when nobody can reach it any more; `report` hears
 /// everything it has to say, an error that ends it included.
 pub(crate) fn spawn(
     spec: ShardSpec,
     blocks: Vec<Block>,
     report: impl Fn(Result<ShardReport, String>) + Send + 'static,
-) -> Result<(Arc<Store>, mpsc::Sender<ShardInbox>), String> {
+) -> Result<LocalShard, String> {
     let store = Arc::new(Store::new(&spec));
     let name = format!("shard {}", spec.index);
     let version = spec.version;
     let state = ShardState::new(spec, blocks).map_err(|error| error.to_string())?;
     let (sender, inbox) = mpsc::channel();
-    let shard = ShardThread { state, store: Arc::clone(&store), report: Box::new(report) };
+    let report = Box::new(report);
+    let shard = ShardThread { name: name.clone(), state, store: Arc::clone(&store), report };
     thread::Builder::new()
         .name(name.clone())
-        .spawn(move || shard.run(version, &inbox))
+        .spawn(move || shard.live(version, &inbox))
         .map_err(|error| format!("failed to start {name}: {error}"))?;
     Ok((store, sender))
 }
 
 struct ShardThread {
+    name: String,
     state: ShardState,
     store: Arc<Store>,
     report: Box<dyn Fn(Result<ShardReport, String>) + Send>,
 }
 
 impl ShardThread {
-    fn run(mut self, version: Version, inbox: &mpsc::Receiver<ShardInbox>) {
+    /// Whatever ends it, nobody is left waiting for it.
+    fn live(mut self, version: Version, inbox: &mpsc::Receiver<ShardInbox>) {
+        match catch_unwind(AssertUnwindSafe(|| self.run(version, inbox))) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => (self.report)(Err(format!("{}: {error}", self.name))),
+            Err(_) => (self.report)(Err(format!("{} panicked", self.name))),
+        }
+    }
+
+    fn run(
+        &mut self,
+        version: Version,
+        inbox: &mpsc::Receiver<ShardInbox>,
+    ) -> Result<(), ShardError> {
         self.publish(version);
         self.say(FromShard::Ready);
         while let Ok(first) = inbox.recv() {
             // All that has come is taken before folding, so that folds are fused.
             for input in std::iter::once(first).chain(inbox.try_iter()) {
-                match self.handle(input) {
-                    Ok(true) => {}
-                    Ok(false) => return,
-                    Err(error) => return (self.report)(Err(error.to_string())),
+                if !self.handle(input)? {
+                    return Ok(());
                 }
             }
             self.state.fold_accepted();
         }
+        Ok(())
     }
 
     /// Returns whether to go on.
@@ -68,10 +86,10 @@ impl ShardThread {
         let command = match input {
             ShardInbox::Command(command) => command,
             ShardInbox::Staged(staged) => {
-                let (worker, base) = (staged.worker, staged.base);
-                if self.store.is_admitted(worker, staged.session) {
+                let Staged { worker, base, session, .. } = staged;
+                if self.store.is_admitted(worker, session) {
                     self.state.stage(staged);
-                    self.say(FromShard::Staged { worker, base });
+                    self.say(FromShard::Staged { worker, session, base });
                 }
                 return Ok(true);
             }
@@ -118,5 +136,54 @@ impl ShardThread {
 
     fn say(&self, message: FromShard) {
         (self.report)(Ok(message.into()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use paceline_core::{BlockClose, Blocks, WorkerId};
+    use paceline_params::{Layout, OptimizerSpec, TensorSpec};
+
+    use super::*;
+
+    fn spec() -> ShardSpec {
+        ShardSpec {
+            index: 0,
+            layout: Layout::new(vec![TensorSpec::new("w", [2])], 2, 1).unwrap(),
+            optimizer: OptimizerSpec::SGD,
+            version: Version(0),
+            staging: 1,
+            fold_at_close: true,
+            patience: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn a_shard_that_breaks_down_says_so() {
+        let (say, said) = mpsc::channel();
+        let blocks = vec![Block::new(vec![0.0; 2], &OptimizerSpec::SGD)];
+        let (_, shard) = spawn(spec(), blocks, move |report| drop(say.send(report))).unwrap();
+        assert_eq!(said.recv().unwrap().unwrap().message, FromShard::Ready);
+        let closes = vec![BlockClose { blocks: Blocks::All, members: vec![(WorkerId(3), 1.0)] }];
+        shard.send(ShardInbox::Command(ToShard::Close { closes }.into())).unwrap();
+        let error = said.recv().unwrap().unwrap_err();
+        assert_eq!(error, "shard 0: w3 is a member of the close but was not accepted here");
+        assert!(said.recv().is_err(), "it has ended");
+    }
+
+    #[test]
+    fn a_shard_that_panics_does_not_leave_the_run_waiting() {
+        let (say, said) = mpsc::channel();
+        let blocks = vec![Block::new(vec![0.0; 2], &OptimizerSpec::SGD)];
+        let report = move |report: Result<ShardReport, String>| {
+            let failed = report.is_err();
+            say.send(report).unwrap();
+            assert!(failed, "panics on purpose, at the first good report");
+        };
+        spawn(spec(), blocks, report).unwrap();
+        assert!(said.recv().unwrap().is_ok());
+        assert_eq!(said.recv().unwrap().unwrap_err(), "shard 0 panicked");
     }
 }

@@ -2,14 +2,17 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+pub mod rogue;
+
 use std::{
+    cell::RefCell,
     net::SocketAddr,
-    sync::mpsc,
+    sync::mpsc::{self, RecvTimeoutError},
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use paceline_core::{Event, EventKind, RoundConfig, Version};
+use paceline_core::{Event, EventKind, LeaveReason, RoundConfig, StopReason, Version};
 use paceline_params::{Clip, FlatVec, LrScaling, OptimizerSpec, Schedule, TensorSpec};
 use paceline_server::{
     Limits, Outcome, Placement, ServerConfig, ServerError, Start, UpdateConfig, serve,
@@ -17,6 +20,9 @@ use paceline_server::{
 use paceline_wire::{Tcp, message::Job};
 use paceline_worker::{Compute, SlownessSpec, Tally, WorkerConfig, WorkerError};
 use tokio::sync::oneshot;
+
+/// Nothing here takes nearly as long; what does hangs.
+pub const LIMIT: Duration = Duration::from_secs(20);
 
 pub const SAMPLES: u32 = 1000;
 pub const PARAMS: usize = 1000;
@@ -95,8 +101,10 @@ impl Compute for Quadratic {
 /// A running server.
 pub struct Server {
     pub address: SocketAddr,
+    token: Option<String>,
     thread: JoinHandle<Result<Outcome, ServerError>>,
     events: mpsc::Receiver<Event>,
+    seen: RefCell<Vec<Event>>,
     interrupt: Option<oneshot::Sender<()>>,
 }
 
@@ -105,6 +113,7 @@ impl Server {
         let (ready, address) = mpsc::channel();
         let (sender, events) = mpsc::channel();
         let (interrupt, interrupted) = oneshot::channel();
+        let token = config.token.clone();
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
@@ -123,7 +132,8 @@ impl Server {
             })
         });
         let address = address.recv().unwrap();
-        Server { address, thread, events, interrupt: Some(interrupt) }
+        let seen = RefCell::default();
+        Server { address, token, thread, events, seen, interrupt: Some(interrupt) }
     }
 
     pub fn worker(&self, wish: u32) -> JoinHandle<Result<Tally, WorkerError>> {
@@ -138,7 +148,7 @@ impl Server {
     ) -> JoinHandle<Result<Tally, WorkerError>> {
         let config = WorkerConfig {
             address: self.address.to_string(),
-            token: None,
+            token: self.token.clone(),
             wish: Some(wish),
             name: format!("test worker {wish}"),
             slowness: slowness.parse::<SlownessSpec>().unwrap(),
@@ -148,17 +158,19 @@ impl Server {
         })
     }
 
-    /// Blocks until an event is as wanted; those before it are returned with it.
+    /// Blocks until an event is as wanted; those since the last such wait are returned with it.
     #[track_caller]
     pub fn wait_for(&self, wanted: impl Fn(&EventKind) -> bool) -> Vec<Event> {
-        let mut seen = Vec::new();
+        let first = self.seen.borrow().len();
+        let deadline = Instant::now() + LIMIT;
         loop {
-            let event = self.events.recv_timeout(Duration::from_secs(20));
-            let event = event.unwrap_or_else(|_| panic!("it never came; seen: {seen:#?}"));
+            let event =
+                self.events.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+            let event = event.unwrap_or_else(|_| panic!("it never came; {}", self.last_seen()));
             let found = wanted(&event.kind);
-            seen.push(event);
+            self.seen.borrow_mut().push(event);
             if found {
-                return seen;
+                return self.seen.borrow()[first..].to_vec();
             }
         }
     }
@@ -169,8 +181,87 @@ impl Server {
         }
     }
 
+    /// What became of the run, with everything that happened in it.
+    #[track_caller]
     pub fn join(self) -> (Result<Outcome, ServerError>, Vec<Event>) {
-        let outcome = self.thread.join().unwrap();
-        (outcome, self.events.try_iter().collect())
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(event) => self.seen.borrow_mut().push(event),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("the run hangs; {}", self.last_seen()),
+            }
+        }
+        (self.thread.join().unwrap(), self.seen.into_inner())
+    }
+
+    fn last_seen(&self) -> String {
+        let seen = self.seen.borrow();
+        format!("the last of {} events: {:#?}", seen.len(), &seen[seen.len().saturating_sub(12)..])
+    }
+}
+
+/// Whether an event says that a connection or a worker was shown out, and names `error`.
+pub fn names(event: &EventKind, error: &str) -> bool {
+    match event {
+        EventKind::ConnectionClosed { error: said, .. } => said.contains(error),
+        EventKind::WorkerLeft { why: LeaveReason::Misbehaved(said), .. } => said.contains(error),
+        _ => false,
+    }
+}
+
+/// Plain descent on the quadratic leaves a distance to 1 of (1 - rate)ʳ after r rounds, whoever
+/// contributed. Below a hundredth, `f32` near 1 is too coarse to tell.
+#[track_caller]
+pub fn check_descent(events: &[Event], rate: f64) {
+    let norms = events.iter().filter_map(|event| match event.kind {
+        EventKind::Updated { gradient_norm, .. } => Some(gradient_norm),
+        _ => None,
+    });
+    let norms: Vec<f64> = norms.collect();
+    assert!(!norms.is_empty());
+    for (round, norm) in (0..).zip(norms) {
+        let expected = (1.0 - rate).powi(round) * (PARAMS as f64).sqrt();
+        let error = (norm - expected).abs() / expected.max(0.01);
+        assert!(error < 0.01, "round {round}: {norm} against {expected}");
+    }
+}
+
+/// The learning rate of an [`endless`] run: small, so that thousands of rounds can be told apart.
+pub const RATE: f32 = 0.001;
+
+/// A run of two workers that goes on until it is interrupted.
+pub fn endless() -> ServerConfig {
+    let mut config = config(2);
+    config.limits.rounds = None;
+    config.update.learning_rate = RATE;
+    config
+}
+
+/// Lets `attack` loose on a run of two honest workers, and returns the run when it was interrupted
+/// after that.
+#[track_caller]
+pub fn attacked(config: ServerConfig, attack: impl FnOnce(&Server)) -> Outcome {
+    let mut server = Server::start(config, start());
+    let honest = [server.worker(0), server.worker(1)];
+    wait_for_rounds(&server, 1);
+    attack(&server);
+    wait_for_rounds(&server, 2);
+    server.interrupt();
+    for worker in honest {
+        worker.join().unwrap().unwrap();
+    }
+    let (outcome, events) = server.join();
+    let outcome = outcome.unwrap();
+    assert_eq!(outcome.reason, StopReason::Interrupted);
+    assert!(outcome.ledger.balanced);
+    check_descent(&events, f64::from(RATE));
+    outcome
+}
+
+#[track_caller]
+pub fn wait_for_rounds(server: &Server, rounds: usize) {
+    for _ in 0..rounds {
+        server.wait_for(|event| matches!(event, EventKind::Updated { .. }));
     }
 }

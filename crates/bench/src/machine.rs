@@ -1,0 +1,32 @@
+//! The machine a bench ran on, and the day.
+
+use std::{fs, process::Command};
+
+/// Processor, cores and memory.
+pub(crate) fn describe() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let field = |file: &str, name: &str| {
+        let text = fs::read_to_string(file).ok()?;
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let model = field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown CPU".to_owned());
+    let memory = field("/proc/meminfo", "MemTotal")
+        .and_then(|text| text.split_whitespace().next()?.parse::<f64>().ok())
+        .map_or(String::new(), |kib| format!(", {:.0} GiB", kib / f64::from(1 << 20)));
+    format!("{cores} cores of {model}{memory}")
+}
+
+/// Today, as `date` prints it.
+pub(crate) fn date() -> String {
+    let date = Command::new("date").arg("+%F").output();
+    date.map_or(String::new(), |date| String::from_utf8_lossy(&date.stdout).trim().to_owned())
+}
+
+/// Memory that a process holds, in bytes.
+pub(crate) fn resident(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib << 10)
+}

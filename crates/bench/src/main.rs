@@ -1,0 +1,41 @@
+//! Every figure in the docs, measured by one command: `cargo run --release -p bench -- NAME`.
+
+mod limits;
+mod machine;
+mod paceline;
+mod report;
+mod rounds;
+mod stats;
+
+use anyhow::{Result, bail};
+use clap::Parser;
+
+use crate::report::Report;
+
+/// Measures, prints, and writes `docs/bench/NAME.md`.
+#[derive(Debug, Parser)]
+#[command(after_help = "Benches:\n  rounds    one round from end to end: training, stragglers, \
+                        deaths, the data plane, many workers")]
+struct Args {
+    /// Which bench
+    name: String,
+    /// Under a minute; what that cannot carry is skipped and says so
+    #[arg(long)]
+    quick: bool,
+    /// End with one line of JSON
+    #[arg(long)]
+    json: bool,
+    /// Run only the parts whose name contains this; nothing is written to the docs then
+    #[arg(long)]
+    only: Option<String>,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let mut report = Report::new(&args.name, args.quick, args.only.clone());
+    match args.name.as_str() {
+        "rounds" => rounds::run(&mut report)?,
+        other => bail!("there is no bench `{other}`; there is: rounds"),
+    }
+    report.finish(args.json)
+}

@@ -1,0 +1,132 @@
+//! What a bench found: for people, for `docs/bench`, and as JSON.
+
+use std::{fmt::Write as _, fs};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::{machine, paceline::workspace};
+
+/// One thing that an issue says must be shown.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Figure {
+    name: String,
+    value: Option<f64>,
+    goal: String,
+    holds: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    skipped: Option<String>,
+    #[serde(skip)]
+    note: String,
+}
+
+/// The figures of one bench, as they come.
+pub(crate) struct Report {
+    bench: String,
+    quick: bool,
+    only: Option<String>,
+    figures: Vec<Figure>,
+    remarks: Vec<String>,
+}
+
+impl Report {
+    pub(crate) fn new(bench: &str, quick: bool, only: Option<String>) -> Self {
+        let (figures, remarks) = (Vec::new(), Vec::new());
+        Report { bench: bench.to_owned(), quick, only, figures, remarks }
+    }
+
+    pub(crate) fn quick(&self) -> bool {
+        self.quick
+    }
+
+    /// Whether a part of the bench was asked for; says that it begins.
+    pub(crate) fn wants(&self, part: &str) -> bool {
+        let wanted = self.only.as_deref().is_none_or(|only| part.contains(only));
+        if wanted {
+            eprintln!("== {part}");
+        }
+        wanted
+    }
+
+    /// A figure that must be at least `goal`.
+    pub(crate) fn at_least(&mut self, name: &str, value: f64, goal: f64, note: impl Into<String>) {
+        self.add(name, value, format!(">= {goal}"), value >= goal, note.into());
+    }
+
+    /// A figure that must be at most `goal`.
+    pub(crate) fn at_most(&mut self, name: &str, value: f64, goal: f64, note: impl Into<String>) {
+        self.add(name, value, format!("<= {goal}"), value <= goal, note.into());
+    }
+
+    /// Something that must be so: 1 if it is.
+    pub(crate) fn must(&mut self, name: &str, holds: bool, note: impl Into<String>) {
+        self.add(name, f64::from(u8::from(holds)), "yes".to_owned(), holds, note.into());
+    }
+
+    /// A figure that this run could not carry.
+    pub(crate) fn skip(&mut self, name: &str, goal: &str, why: &str) {
+        eprintln!("{name}: skipped, {why}");
+        self.figures.push(Figure {
+            name: name.to_owned(),
+            value: None,
+            goal: goal.to_owned(),
+            holds: None,
+            skipped: Some(why.to_owned()),
+            note: String::new(),
+        });
+    }
+
+    /// A sentence for the report: what stands in the way, what was noticed.
+    pub(crate) fn remark(&mut self, remark: impl Into<String>) {
+        let remark = remark.into();
+        eprintln!("{remark}");
+        self.remarks.push(remark);
+    }
+
+    fn add(&mut self, name: &str, value: f64, goal: String, holds: bool, note: String) {
+        let verdict = if holds { "holds" } else { "DOES NOT HOLD" };
+        eprintln!("{name}: {value:.4} (goal {goal}: {verdict}) {note}");
+        let (name, skipped) = (name.to_owned(), None);
+        let figure = Figure { name, value: Some(value), goal, holds: Some(holds), skipped, note };
+        self.figures.push(figure);
+    }
+
+    /// Writes `docs/bench/NAME.md` (a quick or partial run leaves it alone) and the JSON line.
+    pub(crate) fn finish(self, json: bool) -> Result<()> {
+        if !self.quick && self.only.is_none() {
+            let path = workspace().join("docs/bench").join(format!("{}.md", self.bench));
+            fs::write(&path, self.markdown())
+                .with_context(|| format!("failed to write {}", path.display()))?;
+        }
+        if json {
+            let line = serde_json::json!({ "bench": self.bench, "figures": self.figures });
+            println!("{line}");
+        }
+        Ok(())
+    }
+
+    fn markdown(&self) -> String {
+        let mut text = format!(
+            "# Bench `{0}`\n\n`cargo run --release -p bench -- {0}`, {1}, on {2}.\n\n\
+             | figure | value | goal | holds | |\n|---|---|---|---|---|\n",
+            self.bench,
+            machine::date(),
+            machine::describe()
+        );
+        for figure in &self.figures {
+            let value = figure.value.map_or("–".to_owned(), |value| format!("{value:.4}"));
+            let holds = match figure.holds {
+                Some(true) => "yes",
+                Some(false) => "**no**",
+                None => "skipped",
+            };
+            let note = figure.skipped.as_deref().unwrap_or(&figure.note);
+            let Figure { name, goal, .. } = figure;
+            let _ = writeln!(text, "| {name} | {value} | {goal} | {holds} | {note} |");
+        }
+        for remark in &self.remarks {
+            let _ = write!(text, "\n{remark}\n");
+        }
+        text
+    }
+}

@@ -1,0 +1,94 @@
+//! 256 workers at once.
+
+use std::{
+    process::{Child, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use paceline_core::EventKind;
+
+use crate::{machine::resident, paceline::Paceline, report::Report};
+
+const WORKERS: usize = 256;
+const ROUNDS: u64 = 30;
+const ADDRESS: &str = "127.0.0.1:47871";
+
+/// Ends the processes it holds, whatever happens.
+struct Processes(Vec<Child>);
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
+    // One more is expected than is started at first, so that all are connected and idle.
+    let expected = (WORKERS + 1).to_string();
+    let rounds = ROUNDS.to_string();
+    let args = [
+        "server",
+        "--name",
+        "crowd",
+        "--bind",
+        ADDRESS,
+        "--workers",
+        &expected,
+        "--model",
+        "synthetic:1000",
+        "--policy",
+        "full",
+        "--rounds",
+        &rounds,
+        "--join-grace",
+        "10m",
+        "--liveness",
+        "60s",
+    ];
+    let server = paceline.command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    let pid = server.id();
+    let mut all = Processes(vec![server]);
+    wait("the server", || Ok(std::net::TcpStream::connect(ADDRESS).is_ok()))?;
+    let before = resident(pid).context("the server has gone")?;
+    let worker = || {
+        let mut command = paceline.command(&["worker", "--connect", ADDRESS]);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+    };
+    for _ in 0..WORKERS {
+        all.0.push(worker()?);
+    }
+    let joined = || -> Result<usize> {
+        let events = paceline.events("crowd")?;
+        Ok(events.iter().filter(|e| matches!(e.kind, EventKind::WorkerJoined { .. })).count())
+    };
+    wait("256 workers", || Ok(joined()? == WORKERS))?;
+    let after = resident(pid).context("the server has gone")?;
+    let each = after.saturating_sub(before) as f64 / WORKERS as f64 / 1024.0;
+    let note = "KiB of server memory per idle worker, its control and 2 data connections together";
+    report.at_most("idle_worker_kib", each, 200.0, note);
+
+    all.0.push(worker()?);
+    let closed = || -> Result<u64> {
+        let events = paceline.events("crowd")?;
+        Ok(events.iter().filter(|e| matches!(e.kind, EventKind::Updated { .. })).count() as u64)
+    };
+    let began = Instant::now();
+    wait("rounds of 257 workers", || Ok(closed()? == ROUNDS))?;
+    let rate = ROUNDS as f64 / began.elapsed().as_secs_f64();
+    let note = format!("all of 257 worker processes in every round, about {rate:.0} rounds/s");
+    report.at_least("crowd_rounds_closed", closed()? as f64, ROUNDS as f64, note);
+    Ok(())
+}
+
+fn wait(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+    let began = Instant::now();
+    while !done()? {
+        ensure!(began.elapsed() < Duration::from_secs(120), "{what} did not come in two minutes");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}

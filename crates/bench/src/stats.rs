@@ -1,0 +1,86 @@
+//! Small statistics: medians, and ratios of interleaved pairs with a confidence interval.
+
+use anyhow::Result;
+
+/// The middle value; NaN of nothing.
+pub(crate) fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+    }
+}
+
+/// A mean with its 95 % confidence interval, best and worst.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Interval {
+    pub(crate) mean: f64,
+    pub(crate) low: f64,
+    pub(crate) high: f64,
+    pub(crate) worst: f64,
+    pub(crate) best: f64,
+}
+
+/// Measures a and b in the order a b b a, `pairs` times, so that slow drift of the machine cancels,
+/// and returns b / a.
+pub(crate) fn abba_ratio(
+    pairs: usize,
+    mut a: impl FnMut() -> Result<f64>,
+    mut b: impl FnMut() -> Result<f64>,
+) -> Result<Interval> {
+    let mut logs = Vec::with_capacity(pairs);
+    for _ in 0..pairs {
+        let (a1, b1) = (a()?, b()?);
+        let (b2, a2) = (b()?, a()?);
+        logs.push(((b1 * b2) / (a1 * a2)).ln() / 2.0);
+    }
+    Ok(interval(&logs))
+}
+
+/// Of logarithms: the interval of their exponentials.
+fn interval(logs: &[f64]) -> Interval {
+    let n = logs.len() as f64;
+    let mean = logs.iter().sum::<f64>() / n;
+    let variance = logs.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (n - 1.0).max(1.0);
+    let half = student(logs.len()) * (variance / n).sqrt();
+    let fold = |f: fn(f64, f64) -> f64, start| logs.iter().copied().fold(start, f).exp();
+    Interval {
+        mean: mean.exp(),
+        low: (mean - half).exp(),
+        high: (mean + half).exp(),
+        worst: fold(f64::min, f64::INFINITY),
+        best: fold(f64::max, f64::NEG_INFINITY),
+    }
+}
+
+/// The 97.5th percentile of Student's t for a sample of `n`.
+fn student(n: usize) -> f64 {
+    const T: [f64; 11] = [0.0, 0.0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262];
+    T.get(n).copied().unwrap_or(2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drift_that_is_linear_in_log_cancels() {
+        let mut time = 0.0;
+        let mut tick = |factor: f64| {
+            time += 1.0;
+            Ok(factor * f64::exp(0.01 * time))
+        };
+        let clock = std::cell::RefCell::new(&mut tick);
+        let ratio = abba_ratio(3, || clock.borrow_mut()(2.0), || clock.borrow_mut()(6.0)).unwrap();
+        assert!((ratio.mean - 3.0).abs() < 1e-9);
+        assert!(ratio.low <= ratio.mean && ratio.mean <= ratio.high);
+    }
+
+    #[test]
+    fn the_median_is_the_middle() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+    }
+}

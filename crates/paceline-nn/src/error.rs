@@ -1,0 +1,160 @@
+//! What can be wrong with data.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use crate::DataShape;
+
+/// Why a data set could not be had; messages read after "failed to load data: …".
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// None of the accepted names exists.
+    #[error("no {} in {} (also looked for {})", .names[0], .dir.display(), .names[1..].join(", "))]
+    Missing {
+        /// The directory that was looked in.
+        dir: PathBuf,
+        /// Every accepted name, the usual one first.
+        names: Vec<String>,
+    },
+    /// A file could not be opened, read or unzipped.
+    #[error("{}: byte {offset}: {error}", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Bytes (after unzipping) that had been read before.
+        offset: u64,
+        /// What the system said.
+        #[source]
+        error: io::Error,
+    },
+    /// A file is not the IDX file that its name promises.
+    #[error("{}: byte {offset}: {fault}", .path.display())]
+    Idx {
+        /// The file.
+        path: PathBuf,
+        /// Where the offending bytes start, counted after unzipping.
+        offset: u64,
+        /// What is wrong there.
+        fault: IdxFault,
+    },
+    /// Pixels and labels do not go together.
+    #[error("{name}: {bytes} bytes of images for {labels} labels, expected {pixels} for each")]
+    Lengths {
+        /// The set.
+        name: String,
+        /// Bytes of images.
+        bytes: usize,
+        /// Number of labels.
+        labels: usize,
+        /// Bytes per image.
+        pixels: usize,
+    },
+    /// A label is not one of the classes.
+    #[error("{name}: label {label} of sample {index}, expected less than {classes}")]
+    Label {
+        /// The set.
+        name: String,
+        /// The first sample with such a label.
+        index: usize,
+        /// Its label.
+        label: u8,
+        /// Number of classes.
+        classes: usize,
+    },
+    /// Training and test images are not alike.
+    #[error("training images are {train}, test images {test}")]
+    Halves {
+        /// Shape of the training half.
+        train: DataShape,
+        /// Shape of the test half.
+        test: DataShape,
+    },
+}
+
+/// What is wrong at one place of an IDX file: what was expected, and what was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IdxFault {
+    /// The two bytes at the start are not zero.
+    Magic {
+        /// The bytes found.
+        found: [u8; 2],
+    },
+    /// Elements are not unsigned bytes.
+    ElementType {
+        /// The type byte found; 0x08 is unsigned bytes.
+        found: u8,
+    },
+    /// Not the number of dimensions that images (3) or labels (1) have.
+    Dimensions {
+        /// Dimensions expected.
+        expected: u8,
+        /// Dimensions found.
+        found: u8,
+    },
+    /// A dimension of zero.
+    Empty,
+    /// More elements than this reader admits.
+    TooLarge {
+        /// Bytes that the header announces, `u64::MAX` if beyond that.
+        announced: u64,
+        /// The most that is admitted.
+        limit: u64,
+    },
+    /// The file ends early.
+    Truncated {
+        /// Length that the header announces (or the header itself needs), in bytes.
+        expected: u64,
+    },
+    /// The file goes on after the last element.
+    Trailing {
+        /// Length that the header announces, in bytes.
+        expected: u64,
+    },
+    /// Another number of labels than images.
+    Count {
+        /// Number of images, from the other file.
+        images: usize,
+        /// Number of labels found.
+        labels: usize,
+    },
+    /// A label that is not one of the classes.
+    Label {
+        /// The label found.
+        found: u8,
+        /// Number of classes.
+        classes: usize,
+    },
+}
+
+impl fmt::Display for IdxFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Magic { found: [a, b] } => {
+                write!(f, "expected the IDX magic 00 00, found {a:02x} {b:02x}")
+            }
+            Self::ElementType { found } => {
+                write!(f, "expected element type 08 (unsigned bytes), found {found:02x}")
+            }
+            Self::Dimensions { expected, found } => {
+                write!(f, "expected {expected} dimensions, found {found}")
+            }
+            Self::Empty => write!(f, "expected a dimension of at least 1, found 0"),
+            Self::TooLarge { announced, limit } => {
+                write!(f, "expected at most {limit} bytes of data, found a header for {announced}")
+            }
+            Self::Truncated { expected } => {
+                write!(f, "expected {expected} bytes, found the end of the file")
+            }
+            Self::Trailing { expected } => {
+                write!(f, "expected the end of the file after {expected} bytes, found more")
+            }
+            Self::Count { images, labels } => {
+                write!(f, "expected {images} labels, one per image, found {labels}")
+            }
+            Self::Label { found, classes } => {
+                write!(f, "expected a label below {classes}, found {found}")
+            }
+        }
+    }
+}

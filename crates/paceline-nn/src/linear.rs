@@ -1,0 +1,88 @@
+//! Fully connected layers.
+
+use crate::TensorSpec;
+use crate::layer::{Layer, Step, add_rows, fill_rows, uniform};
+use crate::matmul::{Matrix, Output, multiply};
+use crate::rng::Stream;
+
+/// y = x·W + b, with or without a rectifier after it; W is inputs × outputs.
+pub(crate) struct Linear {
+    name: &'static str,
+    inputs: usize,
+    outputs: usize,
+    rectified: bool,
+}
+
+impl Linear {
+    /// A layer without a rectifier.
+    pub(crate) fn new(name: &'static str, inputs: usize, outputs: usize) -> Self {
+        Self { name, inputs, outputs, rectified: false }
+    }
+
+    /// The same layer with negative outputs set to zero.
+    pub(crate) fn rectified(self) -> Self {
+        Self { rectified: true, ..self }
+    }
+
+    fn weights(&self) -> usize {
+        self.inputs * self.outputs
+    }
+}
+
+impl Layer for Linear {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        vec![
+            TensorSpec::new(format!("{}.weight", self.name), [self.inputs, self.outputs]),
+            TensorSpec::new(format!("{}.bias", self.name), [self.outputs]),
+        ]
+    }
+
+    fn init(&self, rng: &mut Stream) -> Vec<f32> {
+        uniform(rng, self.inputs, self.weights(), self.outputs)
+    }
+
+    fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    fn forward(&mut self, params: &[f32], x: &[f32], y: &mut [f32]) {
+        let (weight, bias) = params.split_at(self.weights());
+        let x = Matrix::new(x, x.len() / self.inputs, self.inputs);
+        fill_rows(y, bias);
+        multiply(x, Matrix::new(weight, self.inputs, self.outputs), Output::Add, y);
+        if self.rectified {
+            for value in y {
+                *value = value.max(0.0);
+            }
+        }
+    }
+
+    fn backward(
+        &mut self,
+        params: &[f32],
+        step: Step<'_>,
+        grad: &mut [f32],
+        dx: Option<&mut [f32]>,
+    ) {
+        let Step { x, y, dy } = step;
+        if self.rectified {
+            for (dy, &y) in dy.iter_mut().zip(y) {
+                *dy = if y > 0.0 { *dy } else { 0.0 };
+            }
+        }
+        let (dweight, dbias) = grad.split_at_mut(self.weights());
+        add_rows(dy, dbias);
+        let batch = x.len() / self.inputs;
+        let x = Matrix::new(x, batch, self.inputs);
+        let dy = Matrix::new(dy, batch, self.outputs);
+        multiply(x.transposed(), dy, Output::Add, dweight);
+        if let Some(dx) = dx {
+            let weight = Matrix::new(&params[..self.weights()], self.inputs, self.outputs);
+            multiply(dy, weight.transposed(), Output::Set, dx);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What every model can do: flat parameters in, summed gradients out.
+
+use crate::synthetic::Synthetic;
+use crate::{DataShape, Dataset, ModelSpec, TensorSpec, zoo};
+
+/// A model that a worker differentiates and an observer evaluates.
+///
+/// Laws:
+/// - `params` and `grad` have [`total_elements`](crate::total_elements) values in the order of
+///   [`tensors`](Self::tensors); any other length panics.
+/// - [`gradient`](Self::gradient) *adds* a *sum* over samples, so calls over the parts of a batch,
+///   on one worker or on many, add up to the gradient of the batch (up to rounding), and dividing by
+///   the samples behind it gives the mean.
+/// - A model computes on the calling thread alone. The same parameters and samples give the same
+///   bits; a processor with other instructions may round differently.
+/// - No method draws random numbers except [`init`](Self::init), from its seed.
+pub trait Model: Send {
+    /// The tensors in the order of the flat parameter vector.
+    fn tensors(&self) -> &[TensorSpec];
+
+    /// Flat initial parameters, the same on every platform for the same seed.
+    fn init(&self, seed: u64) -> Vec<f32>;
+
+    /// Takes `params` as the parameters of every later call; before the first, they are zero.
+    fn load(&mut self, params: &[f32]);
+
+    /// Adds the gradient of the loss summed over `samples` (indices into `data`, repeats allowed)
+    /// to `grad`. Panics if an index is out of range or the data has another shape than the model
+    /// was built for.
+    fn gradient(&mut self, data: &Dataset, samples: &[u32], grad: &mut [f32]) -> LossSum;
+
+    /// Loss and accuracy over all of `data`, in batches.
+    fn evaluate(&mut self, data: &Dataset) -> Evaluation;
+}
+
+/// Loss and hits summed over samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LossSum {
+    /// Sum of the samples' cross-entropy losses, in nats.
+    pub loss: f64,
+    /// Samples whose class had the highest score.
+    pub correct: u32,
+    /// Samples summed over.
+    pub samples: u32,
+}
+
+impl LossSum {
+    /// Mean loss per sample and share of hits; NaN if there were no samples.
+    pub fn mean(&self) -> Evaluation {
+        let samples = f64::from(self.samples);
+        Evaluation { loss: self.loss / samples, accuracy: f64::from(self.correct) / samples }
+    }
+}
+
+impl std::ops::AddAssign for LossSum {
+    fn add_assign(&mut self, other: Self) {
+        self.loss += other.loss;
+        self.correct += other.correct;
+        self.samples += other.samples;
+    }
+}
+
+/// How well a model does on a data set.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Evaluation {
+    /// Mean cross-entropy loss per sample, in nats; ln(classes) is guessing.
+    pub loss: f64,
+    /// Share of samples classified correctly, 0 to 1.
+    pub accuracy: f64,
+}
+
+/// Why there is no such model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ModelError {
+    /// No model has this name.
+    #[error("unknown model {text:?}, expected softmax, mlp, cnn or synthetic:N")]
+    Unknown {
+        /// What was asked for.
+        text: String,
+    },
+    /// Not a number of parameters.
+    #[error("bad number of parameters {text:?}, expected 1 to {max}")]
+    Params {
+        /// What was asked for.
+        text: String,
+        /// The largest number.
+        max: usize,
+    },
+    /// The model cannot take such images.
+    #[error("{model} needs greyscale images of at least {side}×{side}, the data is {shape}")]
+    Images {
+        /// The model.
+        model: ModelSpec,
+        /// The least height and width.
+        side: usize,
+        /// What the data is.
+        shape: DataShape,
+    },
+}
+
+/// Builds the model that `spec` names, for data of the given shape.
+///
+/// # Errors
+///
+/// Fails if the model cannot take such images.
+pub fn build(spec: ModelSpec, shape: DataShape) -> Result<Box<dyn Model>, ModelError> {
+    Ok(match spec {
+        ModelSpec::Softmax => Box::new(zoo::softmax(shape)),
+        ModelSpec::Mlp => Box::new(zoo::mlp(shape)),
+        ModelSpec::Cnn => Box::new(zoo::cnn(shape)?),
+        ModelSpec::Synthetic { params } => Box::new(Synthetic::new(params)),
+    })
+}

@@ -1,0 +1,122 @@
+//! Layers in sequence: the models that learn.
+
+use crate::layer::{Layer, Step};
+use crate::loss::cross_entropy;
+use crate::rng::Stream;
+use crate::{DataShape, Dataset, Evaluation, LossSum, Model, TensorSpec, total_elements};
+
+/// What may pass between layers for the samples that go through them together, in bytes: about what
+/// a core has of cache to itself.
+const CACHE: usize = 1 << 20;
+
+/// A feed-forward network with a softmax cross-entropy loss.
+pub(crate) struct Network {
+    shape: DataShape,
+    tensors: Vec<TensorSpec>,
+    params: Vec<f32>,
+    stages: Vec<Stage>,
+    /// Samples that go through all layers together: few enough for the cache, enough that the
+    /// products of the linear layers are worth it.
+    tile: usize,
+    input: Vec<f32>,
+    labels: Vec<u8>,
+}
+
+/// A layer with its share of the parameters and its output.
+struct Stage {
+    layer: Box<dyn Layer>,
+    start: usize,
+    end: usize,
+    y: Vec<f32>,
+    dy: Vec<f32>,
+}
+
+impl Network {
+    /// A network of `layers` for data of the given shape; the last layer has one output per class.
+    pub(crate) fn new(shape: DataShape, layers: Vec<Box<dyn Layer>>) -> Self {
+        let mut tensors = Vec::new();
+        let mut stages: Vec<Stage> = Vec::new();
+        for layer in layers {
+            let inputs = stages.last().map_or(shape.pixels(), |stage| stage.layer.outputs());
+            assert_eq!(layer.inputs(), inputs, "layers fit together");
+            let start = total_elements(&tensors);
+            tensors.extend(layer.tensors());
+            let end = total_elements(&tensors);
+            stages.push(Stage { layer, start, end, y: vec![], dy: vec![] });
+        }
+        let params = vec![0.0; total_elements(&tensors)];
+        let values: usize = stages.iter().map(|stage| 2 * stage.layer.outputs()).sum();
+        let tile = (CACHE / (values * size_of::<f32>())).clamp(8, 64);
+        Self { shape, tensors, params, stages, tile, input: vec![], labels: vec![] }
+    }
+
+    /// Takes `samples` through all layers and leaves the gradient of the scores in the last one.
+    fn forward(&mut self, data: &Dataset, samples: &[u32]) -> LossSum {
+        assert_eq!(data.shape(), self.shape, "the data that the model was built for");
+        self.input.resize(samples.len() * self.shape.pixels(), 0.0);
+        data.write_pixels(samples, &mut self.input);
+        self.labels.clear();
+        self.labels.extend(samples.iter().map(|&sample| data.label(sample as usize)));
+        let mut x = &self.input;
+        for Stage { layer, start, end, y, dy } in &mut self.stages {
+            y.resize(samples.len() * layer.outputs(), 0.0);
+            dy.resize(y.len(), 0.0);
+            layer.forward(&self.params[*start..*end], x, y);
+            x = y;
+        }
+        match self.stages.last_mut() {
+            Some(stage) => cross_entropy(&stage.y, &self.labels, &mut stage.dy),
+            None => LossSum::default(),
+        }
+    }
+
+    /// Takes the gradient of the scores back through all layers.
+    fn backward(&mut self, grad: &mut [f32]) {
+        let mut stages = &mut self.stages[..];
+        while let Some((Stage { layer, start, end, y, dy }, before)) = stages.split_last_mut() {
+            let (x, dx) = match before.last_mut() {
+                Some(stage) => (&stage.y, Some(&mut stage.dy[..])),
+                None => (&self.input, None),
+            };
+            let own = *start..*end;
+            layer.backward(&self.params[own.clone()], Step { x, y, dy }, &mut grad[own], dx);
+            stages = before;
+        }
+    }
+}
+
+impl Model for Network {
+    fn tensors(&self) -> &[TensorSpec] {
+        &self.tensors
+    }
+
+    fn init(&self, seed: u64) -> Vec<f32> {
+        let streams = (0..).map(|index| Stream::new(seed, &[index]));
+        let layers = self.stages.iter().zip(streams);
+        layers.flat_map(|(stage, mut rng)| stage.layer.init(&mut rng)).collect()
+    }
+
+    fn load(&mut self, params: &[f32]) {
+        assert_eq!(params.len(), self.params.len(), "one value per parameter");
+        self.params.copy_from_slice(params);
+    }
+
+    fn gradient(&mut self, data: &Dataset, samples: &[u32], grad: &mut [f32]) -> LossSum {
+        assert_eq!(grad.len(), self.params.len(), "one value per parameter");
+        let mut sum = LossSum::default();
+        for samples in samples.chunks(self.tile) {
+            sum += self.forward(data, samples);
+            self.backward(grad);
+        }
+        sum
+    }
+
+    fn evaluate(&mut self, data: &Dataset) -> Evaluation {
+        let all: Vec<u32> = (0..data.len() as u32).collect();
+        let mut sum = LossSum::default();
+        for samples in all.chunks(self.tile) {
+            sum += self.forward(data, samples);
+        }
+        sum.mean()
+    }
+}

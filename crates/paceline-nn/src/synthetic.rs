@@ -1,0 +1,65 @@
+//! A model of any size whose gradient costs nothing, for measuring the data plane.
+
+use crate::{Dataset, Evaluation, LossSum, Model, TensorSpec};
+
+/// `params` parameters in one tensor and a constant gradient.
+///
+/// The gradient is written only into a buffer that does not hold it yet, judged by its first and
+/// last value, so a worker that reuses its buffer pays for it once. This breaks the law that
+/// [`gradient`](Model::gradient) adds: it is made to cost nothing, not to learn.
+pub(crate) struct Synthetic {
+    tensors: [TensorSpec; 1],
+}
+
+/// Every value of the gradient.
+const GRADIENT: f32 = 1e-3;
+
+impl Synthetic {
+    pub(crate) fn new(params: usize) -> Self {
+        Self { tensors: [TensorSpec::new("synthetic.weight", [params])] }
+    }
+}
+
+impl Model for Synthetic {
+    fn tensors(&self) -> &[TensorSpec] {
+        &self.tensors
+    }
+
+    fn init(&self, _seed: u64) -> Vec<f32> {
+        vec![0.0; self.tensors[0].elements()]
+    }
+
+    fn load(&mut self, params: &[f32]) {
+        assert_eq!(params.len(), self.tensors[0].elements(), "one value per parameter");
+    }
+
+    fn gradient(&mut self, _data: &Dataset, samples: &[u32], grad: &mut [f32]) -> LossSum {
+        assert_eq!(grad.len(), self.tensors[0].elements(), "one value per parameter");
+        if grad.first() != Some(&GRADIENT) || grad.last() != Some(&GRADIENT) {
+            grad.fill(GRADIENT);
+        }
+        LossSum { loss: 0.0, correct: 0, samples: samples.len() as u32 }
+    }
+
+    fn evaluate(&mut self, _data: &Dataset) -> Evaluation {
+        Evaluation { loss: 0.0, accuracy: 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Half, embedded};
+
+    #[test]
+    fn gradient_is_constant_however_often_it_is_asked_for() {
+        let data = embedded::generate(Half::Test, 0);
+        let mut model = Synthetic::new(1000);
+        let mut grad = vec![0.0; 1000];
+        for _ in 0..3 {
+            let sum = model.gradient(&data, &[0, 1, 2], &mut grad);
+            assert_eq!(sum.samples, 3);
+            assert!(grad.iter().all(|&value| value == GRADIENT));
+        }
+    }
+}

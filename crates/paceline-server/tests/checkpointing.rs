@@ -1,0 +1,248 @@
+//! Runs that stop and go on from what they left on disk.
+
+mod common;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{Arc, Condvar, Mutex},
+    thread::JoinHandle,
+};
+
+use common::{PARAMS, SAMPLES, Server, config};
+use paceline_core::{Event, EventKind, SampleRange, StopReason, Version, WorkerId};
+use paceline_params::{OptimizerSpec, checkpoint};
+use paceline_server::{CheckpointConfig, Outcome, ServerConfig, ServerError, Start};
+use paceline_worker::{Compute, Tally, WorkerError};
+
+const ROUNDS: u64 = 100;
+
+/// Every sample pulls the parameters its own way, so it matters who computes which.
+struct Scattered {
+    params: Vec<f32>,
+    gate: Arc<Gate>,
+    loaded: u32,
+}
+
+/// Stops workers after so many rounds, so that a run stands still while it is looked at.
+struct Gate {
+    after: u32,
+    open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn new(after: u32) -> Arc<Gate> {
+        Arc::new(Gate { after, open: Mutex::new(false), opened: Condvar::new() })
+    }
+
+    fn pass(&self, loaded: u32) {
+        let open = self.open.lock().unwrap();
+        drop(self.opened.wait_while(open, |open| !*open && loaded > self.after).unwrap());
+    }
+
+    fn open(&self) {
+        *self.open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+}
+
+impl Compute for Scattered {
+    fn load(&mut self, params: &[f32]) {
+        self.params = params.to_vec();
+        self.loaded += 1;
+        self.gate.pass(self.loaded);
+    }
+
+    fn gradient(&mut self, samples: &[u32], gradient: &mut [f32]) -> f64 {
+        for &sample in samples {
+            let mut state = sample.wrapping_mul(2_654_435_761) | 1;
+            for (g, p) in gradient.iter_mut().zip(&self.params) {
+                state ^= state << 13;
+                state ^= state >> 17;
+                state ^= state << 5;
+                *g += p - state as f32 / u32::MAX as f32;
+            }
+        }
+        samples.len() as f64
+    }
+}
+
+fn exact(dir: &Path, optimizer: OptimizerSpec) -> ServerConfig {
+    let mut config = config(3);
+    config.deterministic = true;
+    config.update.optimizer = optimizer;
+    config.limits.rounds = Some(ROUNDS);
+    config.checkpoints = Some(CheckpointConfig { dir: dir.to_owned(), every: 10, keep: 100 });
+    config
+}
+
+/// Runs with as many workers as are expected, to the end.
+fn run(config: ServerConfig, start: Start) -> (Outcome, Vec<Event>) {
+    let gate = Gate::new(u32::MAX);
+    let (server, workers) = begin(config, start, &gate);
+    end(server, workers)
+}
+
+/// Stops the workers after so many rounds, waits until something is on disk, and interrupts.
+fn interrupt(config: ServerConfig, start: Start, rounds: u32) -> (Outcome, Vec<Event>) {
+    let gate = Gate::new(rounds);
+    let (mut server, workers) = begin(config, start, &gate);
+    server.wait_for(|event| matches!(event, EventKind::Checkpointed { .. }));
+    server.interrupt();
+    server.wait_for(|event| matches!(event, EventKind::Stopped { .. }));
+    gate.open();
+    let (outcome, events) = end(server, workers);
+    assert_eq!(outcome.reason, StopReason::Interrupted);
+    assert!(outcome.ledger.balanced);
+    (outcome, events)
+}
+
+type Workers = Vec<JoinHandle<Result<Tally, WorkerError>>>;
+
+fn begin(config: ServerConfig, start: Start, gate: &Arc<Gate>) -> (Server, Workers) {
+    let workers = config.round.expected as u32;
+    let server = Server::start(config, start);
+    let worker = |number| {
+        let gate = Arc::clone(gate);
+        let compute =
+            || -> Box<dyn Compute> { Box::new(Scattered { params: Vec::new(), gate, loaded: 0 }) };
+        server.worker_with(number, "", compute)
+    };
+    let workers = (0..workers).map(worker).collect();
+    (server, workers)
+}
+
+fn end(server: Server, workers: Workers) -> (Outcome, Vec<Event>) {
+    for worker in workers {
+        worker.join().unwrap().unwrap();
+    }
+    let (outcome, events) = server.join();
+    (outcome.unwrap(), events)
+}
+
+fn resume(path: &Path) -> Start {
+    Start::resume(checkpoint::read(path).unwrap()).unwrap().0
+}
+
+fn latest(dir: &Path) -> PathBuf {
+    checkpoint::latest(dir).unwrap().unwrap()
+}
+
+#[test]
+fn an_interrupted_run_ends_with_the_same_bits_as_one_that_was_not() {
+    for optimizer in [OptimizerSpec::SGD, OptimizerSpec::MOMENTUM, OptimizerSpec::ADAMW] {
+        let dir = tempfile::tempdir().unwrap();
+        let (whole, _) = run(exact(&dir.path().join("whole"), optimizer), common::start());
+        assert_eq!(whole.reason, StopReason::Rounds);
+
+        let parts = dir.path().join("parts");
+        let (first, _) = interrupt(exact(&parts, optimizer), common::start(), 50);
+        let saved = checkpoint::list(&parts).unwrap();
+        let (at_the_end, before) = (&saved[0], &saved[saved.len() - 1]);
+        assert_eq!(resume(at_the_end).version, first.version, "the end writes one");
+        assert_ne!(at_the_end, before);
+
+        // As after an orderly end, and as after a crash that lost what came later.
+        for (from, shards) in [(at_the_end, 3), (before, 1)] {
+            let mut config = exact(&dir.path().join("rest"), optimizer);
+            config.placement.shards = shards;
+            config.placement.block_elems = 100;
+            let (rest, _) = run(config, resume(from));
+            assert_eq!(rest.reason, StopReason::Rounds);
+            assert_eq!(rest.version, Version(ROUNDS));
+            assert_eq!(rest.param_hash, whole.param_hash, "{optimizer}");
+            assert_eq!(rest.samples, whole.samples);
+            assert!(rest.ledger.balanced);
+        }
+    }
+}
+
+/// Which samples the updates of a run used, from its events alone.
+fn used(events: &[Event], used: &mut BTreeMap<u32, Vec<u32>>) {
+    let mut given: BTreeMap<(WorkerId, Version), SampleRange> = BTreeMap::new();
+    let mut arrived: Vec<SampleRange> = Vec::new();
+    for event in events {
+        match &event.kind {
+            EventKind::RoundStarted { round, work } => {
+                arrived.clear();
+                given.extend(work.iter().map(|work| ((work.worker, round.base()), work.range)));
+            }
+            EventKind::Enlisted { round, work } => {
+                given.insert((work.worker, round.base()), work.range);
+            }
+            EventKind::Arrived { worker, base, .. } => arrived.push(given[&(*worker, *base)]),
+            EventKind::Closed { .. } => {
+                for range in arrived.drain(..) {
+                    let epoch =
+                        used.entry(range.epoch).or_insert_with(|| vec![0; SAMPLES as usize]);
+                    let samples = &mut epoch[range.start as usize..range.end as usize];
+                    samples.iter_mut().for_each(|count| *count += 1);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn every_sample_is_used_once_an_epoch_whoever_resumes_on_whatever_shards() {
+    let dir = tempfile::tempdir().unwrap();
+    let stage = |workers: usize, shards: u32, policy: &str| {
+        let mut config = config(workers);
+        config.policy = policy.parse().unwrap();
+        config.update.optimizer = OptimizerSpec::MOMENTUM;
+        config.placement.shards = shards;
+        config.limits.rounds = None;
+        config.limits.epochs = Some(3);
+        config.checkpoints =
+            Some(CheckpointConfig { dir: dir.path().to_owned(), every: 10, keep: 2 });
+        config
+    };
+    let mut counts = BTreeMap::new();
+    let (first, events) = interrupt(stage(3, 2, "static:2"), common::start(), 30);
+    used(&events, &mut counts);
+
+    let resumed = resume(&latest(dir.path()));
+    let (second, events) = interrupt(stage(5, 1, "full"), resumed, 30);
+    used(&events, &mut counts);
+    assert_eq!(second.samples.used, first.samples.used + second.samples_here);
+
+    let (last, events) = run(stage(2, 5, "full"), resume(&latest(dir.path())));
+    used(&events, &mut counts);
+    assert_eq!(last.reason, StopReason::Epochs);
+    assert_eq!(last.samples.used, 3 * u64::from(SAMPLES));
+    assert_eq!((last.ledger.epochs, last.ledger.unused.len()), (3, 0));
+    assert!(last.ledger.balanced);
+    assert_eq!(counts.len(), 3);
+    for (epoch, samples) in counts {
+        assert!(samples.iter().all(|&count| count == 1), "epoch {epoch}: {samples:?}");
+    }
+    assert!(checkpoint::list(dir.path()).unwrap().len() <= 2, "old ones are removed");
+}
+
+#[test]
+fn a_start_that_does_not_fit_the_run_is_refused_before_it_begins() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = exact(dir.path(), OptimizerSpec::ADAMW);
+    config.limits.rounds = Some(3);
+    run(config.clone(), common::start());
+    let saved = resume(&latest(dir.path()));
+    let refused = |config: ServerConfig, start: Start| -> ServerError {
+        Server::start(config, start).join().0.unwrap_err()
+    };
+
+    let mut other = config.clone();
+    other.update.optimizer = OptimizerSpec::MOMENTUM;
+    let error = refused(other, saved.clone()).to_string();
+    assert!(error.contains("2 vectors of optimizer state where"), "{error}");
+
+    let mut short = saved.clone();
+    short.params = vec![0.0; PARAMS - 1].into();
+    let error = refused(config.clone(), short).to_string();
+    assert!(error.contains("999 values for 1000 parameters"), "{error}");
+
+    config.samples += 1;
+    let error = refused(config, saved).to_string();
+    assert!(error.contains("ledger of 1000 samples does not fit a data set of 1001"), "{error}");
+}

@@ -1,0 +1,109 @@
+//! Workers that stop talking and keep their connections open. Slow is not dead; silent is.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{
+    Server, attacked, endless, names,
+    rogue::{ROGUE, Rogue},
+    wait_for_rounds,
+};
+use paceline_core::{EventKind, LeaveReason, Version};
+use paceline_server::ServerConfig;
+use paceline_wire::message::ToWorker;
+
+const LIVENESS: Duration = Duration::from_secs(1);
+
+fn impatient() -> ServerConfig {
+    let mut config = endless();
+    config.heartbeat = Duration::from_millis(50);
+    config.liveness = LIVENESS;
+    config
+}
+
+/// Waits until the rogue is declared dead, sees it shut out, and the run go on.
+#[track_caller]
+fn dies(server: &Server, mut rogue: Rogue) {
+    let seen = server.wait_for(
+        |event| matches!(event, EventKind::WorkerLeft { worker, .. } if worker.0 == ROGUE),
+    );
+    let left = &seen.last().unwrap().kind;
+    let EventKind::WorkerLeft { why: LeaveReason::Silent(silence), .. } = left else {
+        panic!("{left:?}");
+    };
+    assert!(*silence > LIVENESS, "{silence:?}");
+    rogue.ends();
+    wait_for_rounds(server, 5);
+}
+
+#[test]
+fn a_worker_that_falls_silent_in_its_work_holds_the_round_no_longer_than_liveness() {
+    attacked(impatient(), |server| {
+        let mut rogue = Rogue::join(server.address);
+        rogue.ready();
+        dies(server, rogue);
+    });
+}
+
+#[test]
+fn a_worker_that_never_gets_ready_is_shut_out_too() {
+    attacked(impatient(), |server| {
+        let mut rogue = Rogue::join(server.address);
+        server.wait_for(|event| names(event, "left before it was ready: silent for"));
+        rogue.ends();
+    });
+}
+
+/// Waits for its turn to push, as a worker does where there is not room for all.
+fn granted(rogue: &mut Rogue) -> Version {
+    let (base, samples) = rogue.ready();
+    rogue.done(base, f64::from(samples), 1.0);
+    loop {
+        if rogue.control.hear::<ToWorker>() == (ToWorker::Push { base }) {
+            return base;
+        }
+    }
+}
+
+#[test]
+fn a_push_that_is_never_finished_gives_its_room_back() {
+    let gradient = [1e30; common::PARAMS];
+    // Half a block; some blocks; all of one shard's and none of the other's.
+    let halves: [fn(&mut Rogue, Version, &[f32]); 3] = [
+        |rogue, base, gradient| {
+            rogue.push_block(base, gradient, 0);
+            rogue.data[0].send(&[2, 0, 0]);
+        },
+        |rogue, base, gradient| (4..7).for_each(|block| rogue.push_block(base, gradient, block)),
+        |rogue, base, gradient| (0..4).for_each(|block| rogue.push_block(base, gradient, block)),
+    ];
+    let mut config = impatient();
+    config.placement.staging_bytes = 1;
+    attacked(config, |server| {
+        for half in halves {
+            let mut rogue = Rogue::join(server.address);
+            let base = granted(&mut rogue);
+            half(&mut rogue, base, &gradient);
+            dies(server, rogue);
+        }
+    });
+}
+
+#[test]
+fn a_worker_that_pushes_out_of_turn_takes_no_more_than_one_place() {
+    let gradient = [1e30; common::PARAMS];
+    let mut config = impatient();
+    // Room for two; the honest ones need one.
+    config.placement.staging_bytes = 2 * 4 * common::PARAMS as u64;
+    config.policy = "static:2".parse().unwrap();
+    attacked(config, |server| {
+        let mut rogue = Rogue::join(server.address);
+        let (base, _) = rogue.ready();
+        for version in base.0..base.0 + 4 {
+            (0..4).for_each(|block| rogue.push_block(Version(version), &gradient, block));
+        }
+        wait_for_rounds(server, 20);
+        dies(server, rogue);
+    });
+}

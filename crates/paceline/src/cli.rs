@@ -1,0 +1,132 @@
+//! Commands and flags.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::{config::RunFlags, host, server, span::Span, train, worker};
+
+/// Synchronous SGD on machines that do not all keep the same pace.
+#[derive(Debug, Parser)]
+#[command(name = "paceline", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train on this machine: starts a server and workers, shows progress, keeps a record
+    #[command(after_help = train::EXAMPLES)]
+    Train(TrainArgs),
+    /// Run a coordinator (and its shards), or one shard, for workers on any machine
+    #[command(after_help = server::EXAMPLES)]
+    Server(ServerArgs),
+    /// Work for a server
+    #[command(after_help = worker::EXAMPLES)]
+    Worker(WorkerArgs),
+    /// Keep a core busy until standard input closes
+    #[command(hide = true)]
+    Hog(HogArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TrainArgs {
+    /// Settings as TOML; the environment goes over it, flags over both
+    pub(crate) config: Option<PathBuf>,
+    /// Go on with a run from its last checkpoint: its name, or its folder
+    #[arg(long, value_name = "RUN", conflicts_with = "name")]
+    pub(crate) resume: Option<String>,
+    /// Print the summary as one line of JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) flags: RunFlags,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServerArgs {
+    #[command(flatten)]
+    pub(crate) run: TrainArgs,
+    /// Address to listen on; anything but loopback needs a token
+    #[arg(long, env = "PACELINE_BIND", default_value = "127.0.0.1:4747", value_name = "ADDR")]
+    pub(crate) bind: String,
+    /// File that holds the token which peers must show (or PACELINE_TOKEN)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// The shards are other processes, which will call (`--shard`)
+    #[arg(long, conflicts_with = "shard")]
+    pub(crate) remote_shards: bool,
+    /// Be one shard of several, for the coordinator at --coordinator: 0/2 is the first of two
+    #[arg(long, value_name = "I/S", requires = "coordinator")]
+    pub(crate) shard: Option<String>,
+    /// Where a shard finds its coordinator
+    #[arg(long, value_name = "ADDR", requires = "shard")]
+    pub(crate) coordinator: Option<String>,
+    /// Where workers reach this shard, if not at --bind
+    #[arg(long, value_name = "ADDR", requires = "shard")]
+    pub(crate) advertise: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WorkerArgs {
+    /// The coordinator's address
+    #[arg(long, env = "PACELINE_CONNECT", value_name = "ADDR", default_value = "127.0.0.1:4747")]
+    pub(crate) connect: String,
+    /// File that holds the token (or PACELINE_TOKEN)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// The data, if it lies elsewhere on this machine than the server says
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data: Option<String>,
+    /// The number this worker would like
+    #[arg(long, value_name = "N")]
+    pub(crate) index: Option<u32>,
+    /// How long to go on trying to reach the server
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub(crate) patience: Span,
+    /// Slowness on purpose, as for train
+    #[arg(long, value_name = "SPEC", default_value = "")]
+    pub(crate) stragglers: String,
+    /// Pad a round to this long
+    #[arg(long, value_name = "TIME")]
+    pub(crate) nominal: Option<Span>,
+    /// Stay on this core
+    #[arg(long, value_name = "CORE", hide = true)]
+    pub(crate) pin: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HogArgs {
+    /// Stay on this core
+    #[arg(long, value_name = "CORE")]
+    pub(crate) pin: Option<usize>,
+}
+
+/// Runs the command line.
+pub fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            EnvFilter::try_from_env("PACELINE_LOG").unwrap_or_else(|_| EnvFilter::new("warn")),
+        )
+        .with_writer(std::io::stderr)
+        .init();
+    match run(Cli::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Train(args) => train::run(&args),
+        Command::Server(args) => server::run(&args),
+        Command::Worker(args) => worker::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Hog(args) => host::hog(args.pin).map(|()| ExitCode::SUCCESS),
+    }
+}

@@ -1,0 +1,450 @@
+//! The settings of a run: defaults, then the config file, then the environment, then flags.
+//!
+//! [`RunConfig`] is what holds in the end and what a config file may say; [`RunFlags`] is the layer
+//! that environment and flags make. Layers are laid over each other as TOML tables.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use paceline_core::{RoundConfig, Straggler};
+use paceline_nn::{DataSource, ModelSpec};
+use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule};
+use paceline_policy::PolicySpec;
+use paceline_server::{Limits, Placement, UpdateConfig};
+use paceline_worker::SlownessSpec;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::span::Span;
+
+/// Everything that a run can be told. A config file has the same names.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub(crate) struct RunConfig {
+    pub(crate) name: Option<String>,
+    pub(crate) run_dir: String,
+    pub(crate) workers: u32,
+    pub(crate) shards: u32,
+    #[serde(serialize_with = "text", deserialize_with = "parsed")]
+    pub(crate) model: ModelSpec,
+    #[serde(serialize_with = "text", deserialize_with = "parsed")]
+    pub(crate) data: DataSource,
+    pub(crate) seed: u64,
+    pub(crate) policy: PolicySpec,
+    pub(crate) quorum: u32,
+    pub(crate) quorum_grace: Span,
+    pub(crate) join_grace: Span,
+    pub(crate) liveness: Span,
+    pub(crate) straggler: Straggler,
+    pub(crate) batch: u32,
+    pub(crate) micro_batches: u32,
+    pub(crate) optimizer: OptimizerSpec,
+    pub(crate) lr: f32,
+    pub(crate) schedule: Schedule,
+    pub(crate) lr_scaling: LrScaling,
+    pub(crate) reference_weight: Option<f64>,
+    pub(crate) clip: Clip,
+    pub(crate) rounds: Option<u64>,
+    pub(crate) epochs: Option<u32>,
+    pub(crate) target_accuracy: Option<f64>,
+    pub(crate) time_limit: Option<Span>,
+    pub(crate) deterministic: bool,
+    pub(crate) eval_every: Option<u64>,
+    pub(crate) checkpoint_every: Option<u64>,
+    pub(crate) keep_checkpoints: usize,
+    pub(crate) staging_mb: u64,
+    pub(crate) block_kib: usize,
+    pub(crate) stragglers: String,
+    pub(crate) nominal: Option<Span>,
+}
+
+/// How long a run is when nothing says when to stop.
+const DEFAULT_EPOCHS: u32 = 5;
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        RunConfig {
+            name: None,
+            run_dir: "runs".to_owned(),
+            workers: 4,
+            shards: 2,
+            model: ModelSpec::Cnn,
+            data: DataSource::Embedded,
+            seed: 1,
+            policy: PolicySpec::default(),
+            quorum: 1,
+            quorum_grace: Span::secs(10),
+            join_grace: Span::secs(60),
+            liveness: Span::secs(10),
+            straggler: Straggler::Abort,
+            batch: 32,
+            micro_batches: 4,
+            optimizer: OptimizerSpec::MOMENTUM,
+            lr: 0.05,
+            schedule: Schedule::default(),
+            lr_scaling: LrScaling::Linear,
+            reference_weight: None,
+            clip: Clip::None,
+            rounds: None,
+            epochs: None,
+            target_accuracy: None,
+            time_limit: None,
+            deterministic: false,
+            eval_every: None,
+            checkpoint_every: None,
+            keep_checkpoints: 2,
+            staging_mb: 2048,
+            block_kib: 1024,
+            stragglers: String::new(),
+            nominal: None,
+        }
+    }
+}
+
+/// Settings as flags and environment variables.
+#[derive(Debug, Clone, Default, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[command(next_help_heading = "Run")]
+pub(crate) struct RunFlags {
+    /// Name of the run, and of its folder; made up when not given
+    #[arg(long, env = "PACELINE_NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// Folder that holds the folders of all runs [default: runs]
+    #[arg(long, env = "PACELINE_RUN_DIR", value_name = "DIR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    run_dir: Option<String>,
+    /// Worker processes [default: 4]
+    #[arg(long, env = "PACELINE_WORKERS", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    workers: Option<u32>,
+    /// Shards that hold the parameters [default: 2]
+    #[arg(long, env = "PACELINE_SHARDS", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shards: Option<u32>,
+    /// Model: softmax, mlp, cnn, or synthetic:N to measure the data plane [default: cnn]
+    #[arg(long, env = "PACELINE_MODEL")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "some_text")]
+    model: Option<ModelSpec>,
+    /// `embedded`, or a folder with MNIST's files (IDX, plain or gzip) [default: embedded]
+    #[arg(long, env = "PACELINE_DATA", value_name = "DIR")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "some_text")]
+    data: Option<DataSource>,
+    /// Seed of everything random [default: 1]
+    #[arg(long, env = "PACELINE_SEED")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<u64>,
+    /// When a round stops waiting: full, static:N, static:FRACTION [default: static:0.9]
+    #[arg(long, env = "PACELINE_POLICY")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy: Option<PolicySpec>,
+    /// The least workers that a round may close with and that must be live [default: 1]
+    #[arg(long, env = "PACELINE_QUORUM", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quorum: Option<u32>,
+    /// How long fewer live workers than the quorum are borne [default: 10s]
+    #[arg(long, env = "PACELINE_QUORUM_GRACE", value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quorum_grace: Option<Span>,
+    /// How long the first round waits for all workers [default: 60s]
+    #[arg(long, env = "PACELINE_JOIN_GRACE", value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    join_grace: Option<Span>,
+    /// A worker silent for longer is dead [default: 10s]
+    #[arg(long, env = "PACELINE_LIVENESS", value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    liveness: Option<Span>,
+    /// What a straggler does at the cut: abort or finish [default: abort]
+    #[arg(long, env = "PACELINE_STRAGGLER")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    straggler: Option<Straggler>,
+    /// Samples per worker and round [default: 32]
+    #[arg(long, env = "PACELINE_BATCH", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batch: Option<u32>,
+    /// Parts of a round's work, between which a worker can stop [default: 4]
+    #[arg(long, env = "PACELINE_MICRO_BATCHES", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    micro_batches: Option<u32>,
+    /// sgd, momentum, adamw or mean, with options: momentum:0.95,nesterov [default: momentum:0.9]
+    #[arg(long, env = "PACELINE_OPTIMIZER")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    optimizer: Option<OptimizerSpec>,
+    /// Learning rate at the reference weight [default: 0.05]
+    #[arg(long, env = "PACELINE_LR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lr: Option<f32>,
+    /// Learning rate over rounds: constant, step:EVERY:FACTOR, cosine:TOTAL[:FLOOR], each after an
+    /// optional warmup:ROUNDS+ [default: constant]
+    #[arg(long, env = "PACELINE_SCHEDULE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    schedule: Option<Schedule>,
+    /// How the learning rate follows the contributed weight: linear, sqrt, none [default: linear]
+    #[arg(long, env = "PACELINE_LR_SCALING")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lr_scaling: Option<LrScaling>,
+    /// Weight (samples) at which the learning rate is as given [default: workers × batch]
+    #[arg(long, env = "PACELINE_REFERENCE_WEIGHT", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reference_weight: Option<f64>,
+    /// Bound on the gradient's norm: none, or norm:BOUND [default: none]
+    #[arg(long, env = "PACELINE_CLIP")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    clip: Option<Clip>,
+    /// Stop after so many rounds
+    #[arg(long, env = "PACELINE_ROUNDS", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rounds: Option<u64>,
+    /// Stop after so many epochs [default: 5, if nothing else says when]
+    #[arg(long, env = "PACELINE_EPOCHS", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    epochs: Option<u32>,
+    /// Stop at this test accuracy, 0 to 1
+    #[arg(long, env = "PACELINE_TARGET_ACCURACY", value_name = "SHARE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target_accuracy: Option<f64>,
+    /// Stop after this time: 90s, 5m, 2h
+    #[arg(long, env = "PACELINE_TIME_LIMIT", value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    time_limit: Option<Span>,
+    /// Sums in worker order and a hash of the parameters every round
+    #[arg(long, env = "PACELINE_DETERMINISTIC", num_args = 0..=1, default_missing_value = "true")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deterministic: Option<bool>,
+    /// Rounds between measurements on the test set [default: an epoch's]
+    #[arg(long, env = "PACELINE_EVAL_EVERY", value_name = "ROUNDS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eval_every: Option<u64>,
+    /// Rounds between checkpoints [default: an epoch's]
+    #[arg(long, env = "PACELINE_CHECKPOINT_EVERY", value_name = "ROUNDS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checkpoint_every: Option<u64>,
+    /// Checkpoints that are kept [default: 2]
+    #[arg(long, env = "PACELINE_KEEP_CHECKPOINTS", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keep_checkpoints: Option<usize>,
+    /// The most memory for contributions that wait to be folded, in MiB [default: 2048]
+    #[arg(long, env = "PACELINE_STAGING_MB", value_name = "MIB")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    staging_mb: Option<u64>,
+    /// Size of a block of parameters on the wire, in KiB [default: 1024]
+    #[arg(long, env = "PACELINE_BLOCK_KIB", value_name = "KIB")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block_kib: Option<usize>,
+    /// Slowness on purpose: slow:WORKER:FACTOR, stalls:P99_OVER_P50, kill:WORKER@ROUND,
+    /// hog:WORKER, separated by commas
+    #[arg(long, env = "PACELINE_STRAGGLERS", value_name = "SPEC")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stragglers: Option<String>,
+    /// Pad a worker's round to this long, so that workers that share cores do not set each other's
+    /// pace
+    #[arg(long, env = "PACELINE_NOMINAL", value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nominal: Option<Span>,
+}
+
+impl RunConfig {
+    /// Lays the flags (and environment) over the file (if any) over the defaults.
+    pub(crate) fn layered(file: Option<&Path>, flags: &RunFlags) -> Result<Self> {
+        let mut table = match file {
+            Some(path) => {
+                let text = fs::read_to_string(path)
+                    .with_context(|| format!("failed to read the config {}", path.display()))?;
+                parse(&text).with_context(|| format!("in the config {}", path.display()))?
+            }
+            None => toml::Table::new(),
+        };
+        table.extend(toml::Table::try_from(flags).context("failed to read the flags")?);
+        let config: RunConfig = table.try_into().context("failed to put the settings together")?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// What can be wrong although every single setting is well-formed.
+    fn check(&self) -> Result<()> {
+        ensure!(self.workers > 0, "workers must be at least 1");
+        ensure!(self.shards > 0, "shards must be at least 1");
+        ensure!(self.batch > 0, "batch must be at least 1");
+        ensure!(
+            (1..=self.batch).contains(&self.micro_batches),
+            "micro-batches must be from 1 to the batch ({}), not {}",
+            self.batch,
+            self.micro_batches
+        );
+        ensure!(
+            (1..=self.workers).contains(&self.quorum),
+            "quorum must be from 1 to the number of workers ({}), not {}",
+            self.workers,
+            self.quorum
+        );
+        ensure!(self.lr > 0.0 && self.lr.is_finite(), "lr must be a positive number");
+        ensure!(self.block_kib > 0, "block-kib must be at least 1");
+        ensure!(self.block_kib <= 64 << 10, "block-kib must be at most 65536");
+        ensure!(self.keep_checkpoints > 0, "keep-checkpoints must be at least 1");
+        if let Some(target) = self.target_accuracy {
+            ensure!((0.0..=1.0).contains(&target), "target-accuracy must be from 0 to 1");
+        }
+        if let Some(weight) = self.reference_weight {
+            ensure!(weight > 0.0 && weight.is_finite(), "reference-weight must be positive");
+        }
+        ensure!(self.liveness.0 >= std::time::Duration::from_millis(100), "liveness is too short");
+        if self.deterministic && self.policy != PolicySpec::Full {
+            bail!("deterministic needs --policy full: which workers are in time is not determined");
+        }
+        self.slowness()?;
+        Ok(())
+    }
+
+    pub(crate) fn slowness(&self) -> Result<SlownessSpec> {
+        let mut slowness: SlownessSpec = self.stragglers.parse()?;
+        slowness.nominal = self.nominal.map(|span| span.0);
+        Ok(slowness)
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        let unlimited =
+            self.rounds.is_none() && self.target_accuracy.is_none() && self.time_limit.is_none();
+        Limits {
+            rounds: self.rounds,
+            epochs: self.epochs.or(unlimited.then_some(DEFAULT_EPOCHS)),
+            accuracy: self.target_accuracy,
+            time: self.time_limit.map(|span| span.0),
+        }
+    }
+
+    pub(crate) fn round(&self) -> RoundConfig {
+        RoundConfig {
+            quorum: self.quorum as usize,
+            quorum_grace: self.quorum_grace.0,
+            expected: self.workers as usize,
+            join_grace: self.join_grace.0,
+            straggler: self.straggler,
+            blocks: 0,
+        }
+    }
+
+    pub(crate) fn placement(&self, remote: bool) -> Placement {
+        Placement {
+            shards: self.shards,
+            remote,
+            block_elems: self.block_kib * 1024 / size_of::<f32>(),
+            staging_bytes: self.staging_mb << 20,
+        }
+    }
+
+    pub(crate) fn update(&self) -> UpdateConfig {
+        UpdateConfig {
+            optimizer: self.optimizer,
+            learning_rate: self.lr,
+            schedule: self.schedule,
+            scaling: self.lr_scaling,
+            reference_weight: self.full_weight(),
+            clip: self.clip,
+        }
+    }
+
+    /// Samples of a round in which everybody contributes.
+    pub(crate) fn full_weight(&self) -> f64 {
+        self.reference_weight.unwrap_or(f64::from(self.workers) * f64::from(self.batch))
+    }
+
+    /// Rounds in which everybody contributes until `samples` are used.
+    pub(crate) fn rounds_per_epoch(&self, samples: u32) -> u64 {
+        u64::from(samples).div_ceil(u64::from(self.workers) * u64::from(self.batch)).max(1)
+    }
+}
+
+/// Reads a config file as a table, having checked every name and value in it: errors have lines.
+fn parse(text: &str) -> Result<toml::Table> {
+    toml::from_str::<RunConfig>(text)?;
+    Ok(toml::from_str(text)?)
+}
+
+fn text<T: ToString, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&value.to_string())
+}
+
+fn some_text<T: ToString, S: Serializer>(
+    value: &Option<T>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => text(value, serializer),
+        None => serializer.serialize_none(),
+    }
+}
+
+fn parsed<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: std::str::FromStr<Err: std::fmt::Display>,
+    D: Deserializer<'de>,
+{
+    String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[track_caller]
+    fn refused(text: &str, parts: &[&str]) {
+        let error = parse(text).map(drop).unwrap_err();
+        let error = format!("{error:#}");
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+
+    #[test]
+    fn what_a_file_says_wrongly_is_named_with_its_line() {
+        refused("workers = 2\nwrokers = 3\n", &["line 2", "wrokers"]);
+        refused("\n\npolicy = \"fastest\"", &["line 3", "unknown policy `fastest`"]);
+        refused("model = \"resnet\"", &["line 1", "resnet"]);
+        refused("lr = \"fast\"", &["line 1"]);
+        refused("time-limit = \"soon\"", &["line 1", "soon"]);
+        refused("workers = ", &["line 1"]);
+    }
+
+    #[test]
+    fn flags_go_over_the_file_and_the_file_over_the_defaults() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.toml");
+        fs::write(&path, "workers = 8\nbatch = 64\ntime-limit = 90\n").unwrap();
+        let flags = RunFlags { batch: Some(16), ..RunFlags::default() };
+        let config = RunConfig::layered(Some(&path), &flags).unwrap();
+        assert_eq!((config.workers, config.batch, config.shards), (8, 16, 2));
+        assert_eq!(config.time_limit, Some(Span::secs(90)));
+        assert_eq!(config.limits().epochs, None, "a time limit is limit enough");
+    }
+
+    #[test]
+    fn the_effective_config_reads_back_as_itself() {
+        let config = RunConfig { time_limit: Some(Span::secs(3)), ..RunConfig::default() };
+        let text = toml::to_string(&config).unwrap();
+        assert_eq!(toml::from_str::<RunConfig>(&text).unwrap(), config);
+    }
+
+    #[test]
+    fn settings_that_contradict_each_other_are_refused() {
+        let check = |flags: RunFlags| RunConfig::layered(None, &flags).unwrap_err().to_string();
+        let quorum = check(RunFlags { quorum: Some(9), ..RunFlags::default() });
+        assert!(quorum.contains("quorum must be from 1 to the number of workers (4), not 9"));
+        let exact = check(RunFlags { deterministic: Some(true), ..RunFlags::default() });
+        assert!(exact.contains("--policy full"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_config_or_an_error_and_never_a_panic(
+            text in "([a-z-]{1,12} ?= ?[\"a-z0-9:.+-]{0,12}\n){0,4}.{0,20}",
+        ) {
+            let _ = parse(&text);
+        }
+
+        #[test]
+        fn numbers_out_of_range_are_refused_not_wrapped(n in any::<i64>()) {
+            let parsed = parse(&format!("workers = {n}"));
+            prop_assert_eq!(parsed.is_ok(), u32::try_from(n).is_ok());
+        }
+    }
+}

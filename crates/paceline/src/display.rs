@@ -1,0 +1,177 @@
+//! What a person sees while a run goes on: a bar on a terminal, plain lines in a pipe.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use paceline_core::{Event, EventKind, LeaveReason, StopReason, Time, WorkerId};
+
+/// Lines in a pipe come this often.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// Rates are over this long.
+const WINDOW: Duration = Duration::from_secs(5);
+
+/// Draws a run from its events.
+pub(crate) struct Display {
+    bar: Option<ProgressBar>,
+    state: State,
+    last_line: Time,
+}
+
+/// What the events say of the run so far.
+#[derive(Default)]
+struct State {
+    rounds: u64,
+    goal: Option<u64>,
+    samples_per_epoch: f64,
+    used: f64,
+    loss: Option<f64>,
+    accuracy: Option<f64>,
+    accepted: u32,
+    participants: u32,
+    recent: VecDeque<(Time, f64)>,
+    late: BTreeMap<WorkerId, u32>,
+}
+
+impl Display {
+    /// `goal` is the round at which the run will be over, if that is known.
+    pub(crate) fn new(goal: Option<u64>) -> Self {
+        let bar = ProgressBar::with_draw_target(goal, ProgressDrawTarget::stderr_with_hz(10));
+        let template = match goal {
+            Some(_) => "{bar:24} {pos}/{len} {msg}",
+            None => "{spinner} {pos} {msg}",
+        };
+        let bar = bar.with_style(
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
+        );
+        let bar = (!bar.is_hidden()).then_some(bar);
+        let state = State { goal, ..State::default() };
+        Display { bar, state, last_line: Time::ZERO }
+    }
+
+    pub(crate) fn event(&mut self, event: &Event) {
+        self.state.event(event);
+        match &event.kind {
+            EventKind::RunStarted {
+                name,
+                policy,
+                workers,
+                shards,
+                parameters,
+                staging_bytes,
+                ..
+            } => {
+                self.say(&format!(
+                    "{name}: {workers} workers, {shards} shards, {parameters} parameters, policy \
+                     {policy}; staging at most {:.1} MiB",
+                    *staging_bytes as f64 / f64::from(1 << 20)
+                ));
+            }
+            EventKind::WorkerLeft { worker, why } if *why != LeaveReason::Finished => {
+                self.say(&format!("{worker} left: {why}; its samples go to others"));
+            }
+            EventKind::ConnectionClosed { peer, error } => {
+                self.say(&format!("closed the connection of {peer}: {error}"));
+            }
+            EventKind::Evaluated { version, loss, accuracy } => self.say(&format!(
+                "round {}: test accuracy {:.2} %, test loss {loss:.4}",
+                version.0,
+                accuracy * 100.0
+            )),
+            EventKind::Stopped { reason, .. } => self.stop(reason),
+            EventKind::Updated { .. } => self.update(event.at),
+            _ => {}
+        }
+    }
+
+    /// A line above the bar, or just a line.
+    pub(crate) fn say(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(line),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    fn update(&mut self, now: Time) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(self.state.rounds);
+                bar.set_message(self.state.line());
+            }
+            None if now.since(self.last_line) >= EVERY => {
+                self.last_line = now;
+                let goal = self.state.goal.map(|goal| format!("/{goal}")).unwrap_or_default();
+                eprintln!("round {}{goal} {}", self.state.rounds, self.state.line());
+                self.state.late.clear();
+            }
+            None => {}
+        }
+    }
+
+    fn stop(&mut self, reason: &StopReason) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+        if !reason.is_success() {
+            eprintln!("stopped: {reason}");
+        }
+    }
+}
+
+impl State {
+    fn event(&mut self, event: &Event) {
+        match &event.kind {
+            EventKind::RunStarted { version, samples, .. } => {
+                self.rounds = version.0;
+                self.samples_per_epoch = f64::from(*samples);
+            }
+            EventKind::Cut { accepted, stragglers, .. } => {
+                self.accepted = *accepted;
+                self.participants = accepted + stragglers.len() as u32;
+                for worker in stragglers {
+                    *self.late.entry(*worker).or_default() += 1;
+                }
+            }
+            EventKind::Updated { version, loss, weight, .. } => {
+                self.rounds = version.0;
+                self.used += weight;
+                self.loss = Some(self.loss.map_or(*loss, |old| 0.9 * old + 0.1 * loss));
+                self.recent.push_back((event.at, *weight));
+                while self.recent.front().is_some_and(|(at, _)| event.at.since(*at) > WINDOW) {
+                    self.recent.pop_front();
+                }
+            }
+            EventKind::Evaluated { accuracy, .. } => self.accuracy = Some(*accuracy),
+            _ => {}
+        }
+    }
+
+    fn line(&self) -> String {
+        let span = match (self.recent.front(), self.recent.back()) {
+            (Some((first, _)), Some((last, _))) => last.since(*first).as_secs_f64(),
+            _ => 0.0,
+        };
+        let per_second = |count: f64| if span > 0.0 { count / span } else { 0.0 };
+        let rounds = per_second(self.recent.len().saturating_sub(1) as f64);
+        let samples = per_second(self.recent.iter().skip(1).map(|(_, weight)| weight).sum());
+        let mut line = format!("epoch {:.2}", self.used / self.samples_per_epoch.max(1.0));
+        if let Some(loss) = self.loss {
+            line += &format!("  loss {loss:.4}");
+        }
+        if let Some(accuracy) = self.accuracy {
+            line += &format!("  test {:.2} %", accuracy * 100.0);
+        }
+        line += &format!("  {rounds:.1} rounds/s  {samples:.0} samples/s");
+        line += &format!("  cut {}/{}", self.accepted, self.participants);
+        let mut late: Vec<(&WorkerId, &u32)> = self.late.iter().collect();
+        late.sort_by_key(|(worker, times)| (std::cmp::Reverse(**times), **worker));
+        for (i, (worker, times)) in late.iter().take(3).enumerate() {
+            let head = if i == 0 { "  late " } else { ", " };
+            line += &format!("{head}{worker} {times}×");
+        }
+        line
+    }
+}

@@ -1,0 +1,21 @@
+//! The `paceline` command line: settings, processes, and what a person sees of a run.
+//!
+//! Decisions are made in `paceline-core`, sums in `paceline-server`, gradients in `paceline-nn`;
+//! here they are put together for a user.
+
+mod cli;
+mod config;
+mod display;
+mod event_log;
+mod host;
+mod launch;
+mod run_dir;
+mod server;
+mod session;
+mod span;
+mod summary;
+mod train;
+mod worker;
+mod workload;
+
+pub use cli::main;

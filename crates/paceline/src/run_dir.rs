@@ -1,0 +1,169 @@
+//! The folder of a run: effective config, event log, checkpoints, worker logs, summary.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{config::RunConfig, summary::Summary};
+
+/// `runs/NAME/`. Everything there is readable without this program.
+#[derive(Debug, Clone)]
+pub(crate) struct RunDir {
+    path: PathBuf,
+}
+
+impl RunDir {
+    /// Makes the folder of a new run; `config` gets the name that it was given.
+    pub(crate) fn create(config: &mut RunConfig) -> Result<Self> {
+        let parent = Path::new(&config.run_dir);
+        fs::create_dir_all(parent)
+            .with_context(|| format!("failed to make the folder {}", parent.display()))?;
+        let name = match &config.name {
+            Some(name) => {
+                check_name(name)?;
+                claim(parent, name)?.with_context(|| {
+                    format!(
+                        "a run called {name} is already in {}; go on with it by --resume {name}, \
+                         or choose another --name",
+                        parent.display()
+                    )
+                })?
+            }
+            None => made_up_name(parent, config)?,
+        };
+        let dir = RunDir { path: parent.join(&name) };
+        config.name = Some(name);
+        dir.write_config(config)?;
+        Ok(dir)
+    }
+
+    /// Finds the folder of an earlier run by its name or path.
+    pub(crate) fn find(run: &str, run_dir: &str) -> Result<Self> {
+        let candidates = [Path::new(run_dir).join(run), PathBuf::from(run)];
+        match candidates.iter().find(|path| path.join(CONFIG).is_file()) {
+            Some(path) => Ok(RunDir { path: path.clone() }),
+            None => bail!(
+                "there is no run {run}: neither {} nor {} holds a {CONFIG}",
+                candidates[0].display(),
+                candidates[1].display()
+            ),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn config(&self) -> PathBuf {
+        self.path.join(CONFIG)
+    }
+
+    pub(crate) fn events(&self) -> PathBuf {
+        self.path.join("events.jsonl")
+    }
+
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        self.path.join("checkpoints")
+    }
+
+    /// Where a worker's own words go.
+    pub(crate) fn worker_log(&self, worker: u32) -> Result<(File, PathBuf)> {
+        let logs = self.path.join("workers");
+        fs::create_dir_all(&logs)?;
+        let path = logs.join(format!("w{worker}.log"));
+        let file = File::options().create(true).append(true).open(&path);
+        Ok((file.with_context(|| format!("failed to write {}", path.display()))?, path))
+    }
+
+    pub(crate) fn write_config(&self, config: &RunConfig) -> Result<()> {
+        let text = toml::to_string(config).context("failed to write the settings down")?;
+        self.write(CONFIG, text.as_bytes())
+    }
+
+    pub(crate) fn write_summary(&self, summary: &Summary) -> Result<()> {
+        let text = serde_json::to_string_pretty(summary)?;
+        self.write("summary.json", format!("{text}\n").as_bytes())
+    }
+
+    /// Whole or not at all, whatever happens meanwhile.
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let (path, draft) = (self.path.join(name), self.path.join(format!(".{name}.tmp")));
+        let write = || {
+            let mut file = File::create(&draft)?;
+            file.write_all(bytes)?;
+            file.sync_all()?;
+            fs::rename(&draft, &path)
+        };
+        write().with_context(|| format!("failed to write {}", path.display()))
+    }
+}
+
+const CONFIG: &str = "config.toml";
+
+fn check_name(name: &str) -> Result<()> {
+    let plain = |c: char| c.is_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name.starts_with('.') || !name.chars().all(plain) {
+        bail!("`{name}` is no name for a run: use letters, digits, - and _");
+    }
+    Ok(())
+}
+
+/// Makes the folder; `None` if it is there already. Two runs never share one.
+fn claim(parent: &Path, name: &str) -> Result<Option<String>> {
+    let path = parent.join(name);
+    match fs::create_dir(&path) {
+        Ok(()) => Ok(Some(name.to_owned())),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("failed to make {}", path.display())),
+    }
+}
+
+fn made_up_name(parent: &Path, config: &RunConfig) -> Result<String> {
+    let model = config.model.to_string().replace(':', "-");
+    for number in 1..100_000 {
+        if let Some(name) = claim(parent, &format!("{model}-{number:03}"))? {
+            return Ok(name);
+        }
+    }
+    bail!("{} holds too many runs; choose a --name", parent.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(dir: &Path, name: Option<&str>) -> RunConfig {
+        let run_dir = dir.to_string_lossy().into_owned();
+        RunConfig { run_dir, name: name.map(str::to_owned), ..RunConfig::default() }
+    }
+
+    #[test]
+    fn every_new_run_gets_a_folder_of_its_own_and_can_be_found_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = config(dir.path(), None);
+        let mut second = config(dir.path(), None);
+        RunDir::create(&mut first).unwrap();
+        RunDir::create(&mut second).unwrap();
+        assert_eq!(first.name.as_deref(), Some("cnn-001"));
+        assert_eq!(second.name.as_deref(), Some("cnn-002"));
+        let found = RunDir::find("cnn-002", &first.run_dir).unwrap();
+        assert!(found.config().is_file());
+    }
+
+    #[test]
+    fn a_name_in_use_or_a_name_that_is_a_path_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        RunDir::create(&mut config(dir.path(), Some("mine"))).unwrap();
+        let again = RunDir::create(&mut config(dir.path(), Some("mine"))).unwrap_err();
+        assert!(format!("{again:#}").contains("--resume mine"));
+        for name in ["../out", "a/b", "", ".hidden"] {
+            assert!(RunDir::create(&mut config(dir.path(), Some(name))).is_err(), "{name}");
+        }
+        let missing = RunDir::find("nobody", &dir.path().to_string_lossy()).unwrap_err();
+        assert!(missing.to_string().contains("there is no run nobody"));
+    }
+}

@@ -1,0 +1,112 @@
+//! `paceline server`: a coordinator, or one shard, for workers on any machine.
+
+use std::{fs, net::TcpListener, path::Path, process::ExitCode};
+
+use anyhow::{Context, Result, ensure};
+use paceline_server::{ShardConfig, check_bind, serve_shard};
+
+use crate::{
+    cli::ServerArgs,
+    session::{Session, runtime},
+};
+
+/// Shown by `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  paceline server --workers 4                        on loopback; workers: paceline worker
+  PACELINE_TOKEN=… paceline server --bind 0.0.0.0:4747   for workers on other machines
+  paceline server --remote-shards --shards 2         shards in processes of their own:
+  paceline server --shard 0/2 --coordinator 127.0.0.1:4747 --bind 127.0.0.1:4750
+  paceline server --shard 1/2 --coordinator 127.0.0.1:4747 --bind 127.0.0.1:4751";
+
+pub(crate) fn run(args: &ServerArgs) -> Result<ExitCode> {
+    let token = token(args.token_file.as_deref())?;
+    let listener = listen(&args.bind, token.as_deref())?;
+    if let (Some(shard), Some(coordinator)) = (&args.shard, &args.coordinator) {
+        let (index, of) = parse_shard(shard)?;
+        let address = match &args.advertise {
+            Some(address) => address.clone(),
+            None => listener.local_addr()?.to_string(),
+        };
+        let config = ShardConfig { index, of, address, token };
+        return run_shard(config, coordinator, listener);
+    }
+    let session = Session::prepare(&args.run, args.remote_shards, token)?;
+    eprintln!("listening on {}", listener.local_addr()?);
+    session.run(listener, None)
+}
+
+fn listen(address: &str, token: Option<&str>) -> Result<TcpListener> {
+    use std::net::ToSocketAddrs;
+    let resolved = address
+        .to_socket_addrs()
+        .with_context(|| format!("`{address}` is no address: write HOST:PORT"))?;
+    for address in resolved.clone() {
+        check_bind(address, token)?;
+    }
+    let resolved: Vec<_> = resolved.collect();
+    TcpListener::bind(&*resolved).with_context(|| format!("failed to listen on {address}"))
+}
+
+/// From a file or the environment; never a flag, which anybody on the machine can read.
+pub(crate) fn token(file: Option<&Path>) -> Result<Option<String>> {
+    let token = match file {
+        Some(path) => Some(
+            fs::read_to_string(path)
+                .with_context(|| format!("failed to read the token {}", path.display()))?,
+        ),
+        None => std::env::var("PACELINE_TOKEN").ok(),
+    };
+    let token = token.map(|token| token.trim().to_owned());
+    if let Some(token) = &token {
+        ensure!(!token.is_empty(), "the token is empty");
+        ensure!(token.len() <= 1024, "the token is longer than 1024 bytes");
+    }
+    Ok(token)
+}
+
+fn parse_shard(text: &str) -> Result<(u32, u32)> {
+    let parts = text.split_once('/').and_then(|(i, of)| Some((i.parse().ok()?, of.parse().ok()?)));
+    let (index, of) =
+        parts.with_context(|| format!("`{text}` is no shard: write 0/2 for the first of two"))?;
+    ensure!(index < of, "there is no shard {index} of {of}: shards are numbered from 0");
+    Ok((index, of))
+}
+
+fn run_shard(config: ShardConfig, coordinator: &str, listener: TcpListener) -> Result<ExitCode> {
+    eprintln!("shard {}/{} listening on {}", config.index, config.of, listener.local_addr()?);
+    listener.set_nonblocking(true)?;
+    runtime()?.block_on(async move {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let stream = tokio::net::TcpStream::connect(coordinator)
+            .await
+            .with_context(|| format!("failed to reach the coordinator at {coordinator}"))?;
+        stream.set_nodelay(true)?;
+        tokio::select! {
+            outcome = serve_shard(config, stream, listener) => outcome?,
+            _ = tokio::signal::ctrl_c() => return Ok(ExitCode::from(130)),
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_are_numbered_from_nought() {
+        assert_eq!(parse_shard("1/2").unwrap(), (1, 2));
+        for wrong in ["2/2", "1", "a/b", "", "1/0"] {
+            assert!(parse_shard(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_open_door_needs_a_token() {
+        let refused = listen("0.0.0.0:0", None).unwrap_err().to_string();
+        assert!(refused.contains("without a token"), "{refused}");
+        assert!(listen("127.0.0.1:0", None).is_ok());
+        assert!(listen("0.0.0.0:0", Some("secret")).is_ok());
+    }
+}

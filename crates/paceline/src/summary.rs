@@ -1,0 +1,96 @@
+//! What a run came to, for people and for machines.
+
+use std::fmt;
+
+use paceline_core::{LedgerReport, SampleCounts};
+use paceline_server::Outcome;
+use serde::Serialize;
+
+use crate::config::RunConfig;
+
+/// `summary.json`, and what `--json` prints.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Summary {
+    pub(crate) name: String,
+    pub(crate) reason: String,
+    pub(crate) success: bool,
+    model: String,
+    policy: String,
+    workers: u32,
+    shards: u32,
+    /// Rounds that this process closed.
+    pub(crate) rounds: u64,
+    /// Rounds in all, those before a resume included.
+    version: u64,
+    /// From the first round's start to the last update.
+    pub(crate) seconds: f64,
+    loss: Option<f64>,
+    pub(crate) test_accuracy: Option<f64>,
+    test_loss: Option<f64>,
+    pub(crate) rounds_per_s: f64,
+    samples_per_s: f64,
+    samples: SampleCounts,
+    ledger: LedgerReport,
+    param_hash: Option<String>,
+}
+
+impl Summary {
+    pub(crate) fn new(config: &RunConfig, outcome: &Outcome) -> Self {
+        let per_second = |count: u64| match outcome.seconds > 0.0 {
+            true => count as f64 / outcome.seconds,
+            false => 0.0,
+        };
+        Summary {
+            name: config.name.clone().unwrap_or_default(),
+            reason: outcome.reason.to_string(),
+            success: outcome.reason.is_success(),
+            model: config.model.to_string(),
+            policy: config.policy.to_string(),
+            workers: config.workers,
+            shards: config.shards,
+            rounds: outcome.rounds,
+            version: outcome.version.0,
+            seconds: outcome.seconds,
+            loss: outcome.loss,
+            test_accuracy: outcome.evaluation.map(|evaluation| evaluation.accuracy),
+            test_loss: outcome.evaluation.map(|evaluation| evaluation.loss),
+            rounds_per_s: per_second(outcome.rounds),
+            samples_per_s: per_second(outcome.samples_here),
+            samples: outcome.samples,
+            ledger: outcome.ledger.clone(),
+            param_hash: outcome.param_hash.map(|hash| hash.to_string()),
+        }
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let show = |value: Option<f64>, scale: f64, unit: &str| {
+            value.map_or("–".to_owned(), |value| format!("{:.*}{unit}", 3, value * scale))
+        };
+        writeln!(f, "{}: {}", self.name, self.reason)?;
+        writeln!(
+            f,
+            "  rounds    {} in {:.1} s ({:.1}/s, {:.0} samples/s)",
+            self.rounds, self.seconds, self.rounds_per_s, self.samples_per_s
+        )?;
+        let accuracy =
+            self.test_accuracy.map_or("–".to_owned(), |a| format!("{:.2} %", a * 100.0));
+        writeln!(
+            f,
+            "  loss      {} training, {} test; test accuracy {accuracy}",
+            show(self.loss, 1.0, ""),
+            show(self.test_loss, 1.0, "")
+        )?;
+        let SampleCounts { used, dropped, requeued } = self.samples;
+        writeln!(f, "  samples   {used} used, {dropped} dropped, {requeued} requeued")?;
+        let open = self.ledger.unused.iter().map(|range| u64::from(range.len())).sum::<u64>();
+        let balance = if self.ledger.balanced { "balances" } else { "DOES NOT BALANCE" };
+        write!(f, "  ledger    {} epochs complete", self.ledger.epochs)?;
+        if open > 0 {
+            write!(f, ", {open} samples of begun epochs not used yet")?;
+        }
+        writeln!(f, "; {balance}")?;
+        write!(f, "  params    {}", self.param_hash.as_deref().unwrap_or("–"))
+    }
+}

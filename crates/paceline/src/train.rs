@@ -1,0 +1,27 @@
+//! `paceline train`: server and workers on this machine.
+
+use std::{net::TcpListener, process::ExitCode};
+
+use anyhow::{Context, Result};
+
+use crate::{cli::TrainArgs, launch::Crew, session::Session};
+
+/// Shown by `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  paceline train                                     the CNN on the embedded images, 4 workers
+  paceline train --data mnist/ --epochs 3            on MNIST's files in a folder
+  paceline train --policy full --stragglers slow:3:5 wait for a worker slowed 5 times
+  paceline train --policy static:3 --stragglers slow:3:5   do not
+  paceline train run.toml --seed 7 --json            settings from a file, summary as JSON
+  paceline train --resume cnn-001 --epochs 10        go on with a run
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 quorum lost, 130 interrupted.";
+
+pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
+    let session = Session::prepare(args, false, None)?;
+    let listener = TcpListener::bind("127.0.0.1:0").context("failed to listen on loopback")?;
+    let address = listener.local_addr()?.to_string();
+    let crew = Crew::start(session.config(), &address, session.dir())?;
+    session.run(listener, Some(crew))
+}

@@ -1,0 +1,148 @@
+//! The real program, run in a folder of its own.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use paceline_core::{Event, EventKind};
+use serde_json::Value;
+
+/// A folder in which the program runs; removed at the end.
+pub struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        Place { dir: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    pub fn command(&self, args: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
+        command.args(args.split_whitespace()).current_dir(self.dir.path()).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs to the end.
+    #[track_caller]
+    pub fn run(&self, args: &str) -> Ended {
+        Ended::new(self.command(args).output().unwrap())
+    }
+
+    /// Starts, and leaves running.
+    pub fn start(&self, args: &str) -> Running {
+        let mut command = self.command(args);
+        Running(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    pub fn events(&self, run: &str) -> Vec<Event> {
+        let text = fs::read_to_string(self.path("runs").join(run).join("events.jsonl"));
+        let text = text.unwrap_or_default();
+        text.lines().map_while(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// Waits until somebody listens there.
+    #[track_caller]
+    pub fn wait_for_port(&self, address: &str) {
+        let began = Instant::now();
+        while std::net::TcpStream::connect(address).is_err() {
+            assert!(began.elapsed() < Duration::from_secs(60), "nobody listens on {address}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until the run's log holds an event as wanted.
+    #[track_caller]
+    pub fn wait_for(&self, run: &str, wanted: impl Fn(&EventKind) -> bool) {
+        let began = Instant::now();
+        while !self.events(run).iter().any(|event| wanted(&event.kind)) {
+            assert!(began.elapsed() < Duration::from_secs(60), "it never came");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// A process that is ended with the test, whatever happens.
+pub struct Running(pub Child);
+
+impl Running {
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    pub fn wait(mut self) -> Ended {
+        let mut read = |pipe: Option<&mut dyn std::io::Read>| {
+            let mut bytes = Vec::new();
+            if let Some(pipe) = pipe {
+                pipe.read_to_end(&mut bytes).unwrap();
+            }
+            bytes
+        };
+        let stdout = read(self.0.stdout.as_mut().map(|p| p as &mut dyn std::io::Read));
+        let stderr = read(self.0.stderr.as_mut().map(|p| p as &mut dyn std::io::Read));
+        let status = self.0.wait().unwrap();
+        Ended::new(Output { status, stdout, stderr })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub struct Ended {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ended {
+    fn new(output: Output) -> Self {
+        Ended {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    #[track_caller]
+    pub fn ok(self) -> Self {
+        assert_eq!(self.code, Some(0), "{}\n{}", self.stdout, self.stderr);
+        self
+    }
+
+    /// Failed with this code and a message that has all these parts.
+    #[track_caller]
+    pub fn failed(self, code: i32, parts: &[&str]) -> Self {
+        assert_eq!(self.code, Some(code), "{}\n{}", self.stdout, self.stderr);
+        for part in parts {
+            assert!(self.stderr.contains(part), "no `{part}` in: {}", self.stderr);
+        }
+        self
+    }
+
+    /// The one line of JSON on standard output.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        assert_eq!(self.stdout.trim_end().lines().count(), 1, "{}", self.stdout);
+        serde_json::from_str(&self.stdout).unwrap()
+    }
+}

@@ -1,0 +1,99 @@
+//! `paceline server` and `paceline worker`, as they run on several hosts.
+
+mod common;
+
+use std::net::TcpListener;
+
+use common::{Place, Running};
+use paceline_core::EventKind;
+
+/// An address that was free a moment ago.
+fn address() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+fn start(place: &Place, args: &str, token: Option<&str>) -> Running {
+    let mut command = place.command(args);
+    if let Some(token) = token {
+        command.env("PACELINE_TOKEN", token);
+    }
+    use std::process::Stdio;
+    Running(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+}
+
+#[test]
+fn shards_in_processes_of_their_own_give_the_same_bits_as_shards_in_one() {
+    let place = Place::new();
+    let settings = "--model mlp --policy full --deterministic --workers 2 --rounds 12 --json";
+    let one = place.run(&format!("train --name one {settings}")).ok().json();
+
+    let (at, first, second) = (address(), address(), address());
+    let server = format!("server --name many --bind {at} --remote-shards --shards 2 {settings}");
+    let server = start(&place, &server, None);
+    place.wait_for_port(&at);
+    let shard = |index, bind: &str| {
+        start(&place, &format!("server --shard {index}/2 --coordinator {at} --bind {bind}"), None)
+    };
+    let shards = [shard(0, &first), shard(1, &second)];
+    let workers =
+        [0, 1].map(|index| start(&place, &format!("worker --connect {at} --index {index}"), None));
+    let many = server.wait().ok().json();
+    assert_eq!(many["param_hash"], one["param_hash"]);
+    for process in workers.into_iter().chain(shards) {
+        process.wait().ok();
+    }
+}
+
+#[test]
+fn nobody_gets_in_without_the_token() {
+    let place = Place::new();
+    let at = address();
+    let server = format!("server --name shut --bind {at} --model softmax --workers 1 --rounds 3");
+    let server = start(&place, &server, Some("secret"));
+    place.wait_for_port(&at);
+    let worker = format!("worker --connect {at}");
+    start(&place, &worker, Some("guess")).wait().failed(1, &["wrong token"]);
+    start(&place, &worker, None).wait().failed(1, &["wrong token"]);
+    start(&place, &worker, Some("secret")).wait().ok();
+    server.wait().ok();
+    let refused = place.events("shut").into_iter().filter(|event| {
+        matches!(&event.kind, EventKind::ConnectionClosed { error, .. } if error == "wrong token")
+    });
+    assert_eq!(refused.count(), 2);
+}
+
+#[test]
+fn an_address_that_others_reach_needs_a_token() {
+    let place = Place::new();
+    place.run("server --bind 0.0.0.0:0").failed(1, &["without a token", "--token-file"]);
+}
+
+#[test]
+fn a_worker_with_other_data_is_told_so() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("other")).unwrap();
+    for half in ["train", "t10k"] {
+        let mut images = vec![0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 28, 0, 0, 0, 28];
+        images.resize(16 + 2 * 28 * 28, 7);
+        std::fs::write(place.path(&format!("other/{half}-images-idx3-ubyte")), images).unwrap();
+        let labels = [0, 0, 8, 1, 0, 0, 0, 2, 3, 9];
+        std::fs::write(place.path(&format!("other/{half}-labels-idx1-ubyte")), labels).unwrap();
+    }
+    let at = address();
+    let server = format!("server --name mixed --bind {at} --model softmax --workers 1 --rounds 3");
+    let server = start(&place, &server, None);
+    place.wait_for_port(&at);
+    let other = format!("worker --connect {at} --data other");
+    start(&place, &other, None).wait().failed(1, &["2 samples", "12000"]);
+    start(&place, &format!("worker --connect {at}"), None).wait().ok();
+    server.wait().ok();
+}
+
+#[test]
+fn a_worker_that_finds_no_server_says_where_it_looked() {
+    let place = Place::new();
+    let at = address();
+    place
+        .run(&format!("worker --connect {at} --patience 300ms"))
+        .failed(1, &["failed to join", &at]);
+}

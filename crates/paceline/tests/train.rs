@@ -1,0 +1,159 @@
+//! `paceline train`, as a user meets it: real processes, real files.
+
+mod common;
+
+use common::Place;
+use paceline_core::{EventKind, LeaveReason, RunTime};
+use rustix::process::Signal;
+
+#[test]
+fn a_run_trains_leaves_its_record_and_says_so_in_json() {
+    let place = Place::new();
+    let ended = place.run("train --model mlp --rounds 20 --name first --json").ok();
+    let summary = ended.json();
+    assert_eq!(summary["rounds"], 20);
+    assert_eq!(summary["samples"]["used"], 20 * 4 * 32);
+    assert_eq!(summary["ledger"]["balanced"], true);
+    for field in ["seconds", "loss", "test_accuracy", "rounds_per_s", "samples_per_s"] {
+        assert!(summary[field].is_number(), "{field} in {summary}");
+    }
+    assert_eq!(summary["param_hash"].as_str().unwrap().len(), 16);
+    assert!(ended.stderr.contains("test accuracy"), "{}", ended.stderr);
+    for file in ["config.toml", "events.jsonl", "summary.json", "checkpoints/round-00000020"] {
+        assert!(place.path("runs/first").join(file).exists(), "{file}");
+    }
+    // The log alone tells the whole story.
+    let events = place.events("first");
+    let count = |wanted: fn(&EventKind) -> bool| events.iter().filter(|e| wanted(&e.kind)).count();
+    assert_eq!(count(|e| matches!(e, EventKind::RoundStarted { .. })), 20);
+    assert_eq!(count(|e| matches!(e, EventKind::Arrived { .. })), 80);
+    assert_eq!(count(|e| matches!(e, EventKind::Closed { .. })), 20);
+    assert!(events.windows(2).all(|pair| pair[0].at <= pair[1].at), "time goes forward");
+}
+
+#[test]
+fn settings_come_from_file_environment_and_flags_in_that_order() {
+    let place = Place::new();
+    place.write("run.toml", "model = \"softmax\"\nrounds = 3\nworkers = 1\nseed = 5\n");
+    let mut command = place.command("train run.toml --name layered --seed 7 --json");
+    let output = command.env("PACELINE_WORKERS", "2").env("PACELINE_SEED", "6").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let config = std::fs::read_to_string(place.path("runs/layered/config.toml")).unwrap();
+    for line in ["model = \"softmax\"", "rounds = 3", "workers = 2", "seed = 7"] {
+        assert!(config.contains(line), "{line} in {config}");
+    }
+}
+
+#[test]
+fn wrong_input_is_refused_with_what_and_where_and_leaves_nothing_behind() {
+    let place = Place::new();
+    place.write("typo.toml", "workers = 2\nshard = 3\n");
+    place.run("train typo.toml").failed(1, &["typo.toml", "line 2", "shard"]);
+    place.run("train missing.toml").failed(1, &["missing.toml"]);
+    place.run("train --policy fastest").failed(2, &["unknown policy `fastest`"]);
+    place.run("train --workers none").failed(2, &["--workers"]);
+    place.run("train --quorum 9").failed(1, &["quorum must be from 1 to the number of workers"]);
+    place.run("train --stragglers lazy:1").failed(1, &["slow:WORKER:FACTOR"]);
+    place.run("train --deterministic").failed(1, &["--policy full"]);
+    place.run("train --data nowhere").failed(1, &["nowhere"]);
+    place.run("train --resume nobody").failed(1, &["there is no run nobody"]);
+    place.run("train --name ../out").failed(1, &["no name for a run"]);
+    assert!(!place.path("runs").exists() || place.path("runs").read_dir().unwrap().count() == 0);
+}
+
+#[test]
+fn data_files_that_are_damaged_are_named_with_the_offset() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("mnist")).unwrap();
+    place.write("mnist/train-images-idx3-ubyte", "\0\0\u{8}\u{3}\0\0\0\u{1}");
+    place.write("mnist/train-labels-idx1-ubyte", "\0\0\u{8}\u{1}\0\0\0\u{1}\0");
+    place.run("train --data mnist").failed(1, &["train-images-idx3-ubyte", "8"]);
+}
+
+#[test]
+fn a_killed_workers_samples_are_used_by_others_and_the_epoch_balances() {
+    let place = Place::new();
+    let args = "train --model mlp --epochs 1 --name killed --stragglers kill:2@5 --json";
+    let summary = place.run(args).ok().json();
+    assert_eq!(summary["ledger"]["epochs"], 1);
+    assert_eq!(summary["ledger"]["balanced"], true);
+    assert_eq!(summary["ledger"]["unused"].as_array().unwrap().len(), 0);
+    assert_eq!(summary["samples"]["requeued"], 32);
+    let left = place.events("killed").into_iter().find_map(|event| match event.kind {
+        EventKind::WorkerLeft { worker, why: LeaveReason::Disconnected } => Some(worker.0),
+        _ => None,
+    });
+    assert_eq!(left, Some(2));
+}
+
+#[test]
+fn losing_the_quorum_is_a_clear_error_and_the_run_can_be_resumed() {
+    let place = Place::new();
+    let args = "train --model mlp --workers 2 --quorum 2 --quorum-grace 300ms --epochs 1 \
+                --name quorum --stragglers kill:1@7";
+    place.run(args).failed(3, &["quorum lost", "1 live workers, 2 needed"]);
+    let args = "train --resume quorum --json --workers 3 --shards 1 --stragglers slow:0:1";
+    let summary = place.run(args).ok().json();
+    assert_eq!(summary["ledger"]["epochs"], 1);
+    assert_eq!(summary["ledger"]["balanced"], true);
+    assert!(summary["version"].as_u64() > summary["rounds"].as_u64(), "{summary}");
+}
+
+#[test]
+fn ctrl_c_writes_a_checkpoint_and_resuming_gives_the_bits_of_an_undisturbed_run() {
+    let place = Place::new();
+    let settings = "--model mlp --policy full --deterministic --workers 2 --optimizer adamw --lr \
+                    0.001 --rounds 60";
+    let whole = place.run(&format!("train --name whole {settings} --json")).ok().json();
+    // Slowed, so that it is interrupted in the middle; slowness does not change the bits.
+    let cut = place.start(&format!("train --name cut {settings} --nominal 50ms"));
+    place.wait_for("cut", |e| matches!(e, EventKind::Updated { round, .. } if round.0 == 5));
+    cut.signal(Signal::INT);
+    let ended = cut.wait().failed(130, &["stopping"]);
+    assert!(ended.stdout.contains("interrupted"), "{}", ended.stdout);
+    let resumed = place.run("train --resume cut --json --nominal 0").ok().json();
+    assert!(resumed["rounds"].as_u64().unwrap() < 60);
+    assert_eq!(resumed["param_hash"], whole["param_hash"]);
+    assert_eq!(resumed["samples"]["used"], whole["samples"]["used"]);
+}
+
+#[test]
+fn a_run_whose_workers_all_fail_says_why_at_once() {
+    let place = Place::new();
+    let args = "train --model mlp --workers 2 --name orphaned --stragglers kill:0@3,kill:1@3";
+    place.run(args).failed(1, &["all workers ended"]);
+}
+
+#[test]
+fn a_straggler_is_cut_and_its_run_time_is_censored() {
+    let place = Place::new();
+    let args = "train --model softmax --name slow --policy static:3 --stragglers slow:1:20 \
+                --nominal 20ms --rounds 15 --json";
+    let summary = place.run(args).ok().json();
+    assert_eq!(summary["ledger"]["balanced"], true);
+    assert!(summary["samples"]["requeued"].as_u64().unwrap() > 0);
+    let events = place.events("slow");
+    let censored = events.iter().any(|event| match &event.kind {
+        EventKind::Closed { run_times, .. } => run_times
+            .iter()
+            .any(|(worker, time)| worker.0 == 1 && matches!(time, RunTime::Censored { .. })),
+        _ => false,
+    });
+    assert!(censored);
+}
+
+#[test]
+fn a_busy_loop_beside_a_worker_ends_with_the_run() {
+    let place = Place::new();
+    place.run("train --model softmax --workers 2 --rounds 5 --stragglers hog:0,stalls:2").ok();
+}
+
+#[test]
+fn a_run_stops_at_its_time_or_its_accuracy() {
+    let place = Place::new();
+    let timed = place.run("train --model softmax --time-limit 1s --workers 2").ok();
+    assert!(timed.stdout.contains("time limit reached"), "{}", timed.stdout);
+    let args = "train --model mlp --target-accuracy 0.2 --eval-every 10 --workers 2";
+    let reached = place.run(args).ok();
+    assert!(reached.stdout.contains("target accuracy reached"), "{}", reached.stdout);
+}
