@@ -26,13 +26,11 @@ pub(crate) struct Report {
     quick: bool,
     only: Option<String>,
     figures: Vec<Figure>,
-    remarks: Vec<String>,
 }
 
 impl Report {
     pub(crate) fn new(bench: &str, quick: bool, only: Option<String>) -> Self {
-        let (figures, remarks) = (Vec::new(), Vec::new());
-        Report { bench: bench.to_owned(), quick, only, figures, remarks }
+        Report { bench: bench.to_owned(), quick, only, figures: Vec::new() }
     }
 
     pub(crate) fn quick(&self) -> bool {
@@ -76,13 +74,6 @@ impl Report {
         });
     }
 
-    /// A sentence for the report: what stands in the way, what was noticed.
-    pub(crate) fn remark(&mut self, remark: impl Into<String>) {
-        let remark = remark.into();
-        eprintln!("{remark}");
-        self.remarks.push(remark);
-    }
-
     fn add(&mut self, name: &str, value: f64, goal: String, holds: bool, note: String) {
         let verdict = if holds { "holds" } else { "DOES NOT HOLD" };
         eprintln!("{name}: {value:.4} (goal {goal}: {verdict}) {note}");
@@ -123,9 +114,6 @@ impl Report {
             let note = figure.skipped.as_deref().unwrap_or(&figure.note);
             let Figure { name, goal, .. } = figure;
             let _ = writeln!(text, "| {name} | {value} | {goal} | {holds} | {note} |");
-        }
-        for remark in &self.remarks {
-            let _ = write!(text, "\n{remark}\n");
         }
         text
     }

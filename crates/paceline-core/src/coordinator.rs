@@ -197,10 +197,10 @@ impl Coordinator {
                 }
             }
             // Where a close has not given them to others already.
-            EventKind::Aborted { worker, base, .. } => {
-                if self.ledger.held_by(*worker).any(|(held, _)| held == *base) {
-                    self.ledger.give_back(*worker, *base)?;
-                }
+            EventKind::Aborted { worker, base, .. }
+                if self.ledger.held_by(*worker).any(|(held, _)| held == *base) =>
+            {
+                self.ledger.give_back(*worker, *base)?;
             }
             EventKind::Closed { round, .. } => {
                 self.published = false;

@@ -9,9 +9,9 @@ use common::{
     rogue::{ROGUE, Rogue},
     wait_for_rounds,
 };
-use paceline_core::{EventKind, LeaveReason, Version};
+use paceline_core::{Event, EventKind, LeaveReason, Version};
 use paceline_server::ServerConfig;
-use paceline_wire::message::ToWorker;
+use paceline_wire::message::{FromWorker, ToWorker};
 
 const LIVENESS: Duration = Duration::from_secs(1);
 
@@ -91,19 +91,25 @@ fn a_push_that_is_never_finished_gives_its_room_back() {
 }
 
 #[test]
-fn a_worker_that_pushes_out_of_turn_takes_no_more_than_one_place() {
+fn a_worker_that_never_finishes_what_it_begins_takes_no_more_than_one_place() {
     let gradient = [1e30; common::PARAMS];
     let mut config = impatient();
-    // Room for two; the honest ones need one.
+    // Room for two: one is the rogue's, the honest ones take turns with the other.
     config.placement.staging_bytes = 2 * 4 * common::PARAMS as u64;
     config.policy = "static:2".parse().unwrap();
     attacked(config, |server| {
         let mut rogue = Rogue::join(server.address);
-        let (base, _) = rogue.ready();
-        for version in base.0..base.0 + 4 {
-            (0..4).for_each(|block| rogue.push_block(Version(version), &gradient, block));
+        let (mut base, _) = rogue.ready();
+        for _ in 0..4 {
+            (0..4).for_each(|block| rogue.push_block(base, &gradient, block));
+            (base, _) = rogue.work();
         }
-        wait_for_rounds(server, 20);
-        dies(server, rogue);
+        for _ in 0..20 {
+            let seen = server.wait_for(|event| matches!(event, EventKind::Updated { .. }));
+            let left = |event: &Event| matches!(event.kind, EventKind::WorkerLeft { .. });
+            assert!(!seen.iter().any(left), "the run waited until the rogue was dead");
+        }
+        rogue.control.say(&FromWorker::Bye);
+        rogue.ends();
     });
 }

@@ -215,24 +215,31 @@ pub enum ToShard {
     Close {
         /// Members by block set.
         closes: Vec<BlockClose>,
+        /// The update, where it does not depend on the sums: each block is then summed, measured
+        /// and updated in one pass.
+        apply: Option<Apply>,
     },
     /// Update and publish.
-    Apply {
-        /// The version this makes.
-        version: Version,
-        /// Updates that the parameters will have seen.
-        step: u64,
-        /// The learning rate.
-        learning_rate: f32,
-        /// What turns a sum into the clipped mean, one for each of the closes.
-        scales: Vec<f32>,
-        /// Whether to report the hash of the parameters.
-        hash: bool,
-    },
+    Apply(Apply),
     /// Report the whole state.
     Snapshot,
     /// The run is over.
     Stop,
+}
+
+/// An update, the same for all shards.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Apply {
+    /// The version this makes.
+    pub version: Version,
+    /// Updates that the parameters will have seen.
+    pub step: u64,
+    /// The learning rate.
+    pub learning_rate: f32,
+    /// What turns a sum into the clipped mean, one for each of the closes.
+    pub scales: Vec<f32>,
+    /// Whether to report the hash of the parameters.
+    pub hash: bool,
 }
 
 /// What a shard is to hold.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use paceline_core::{BlockClose, Version, WorkerId};
 use paceline_params::{Block, ParamHash, Spares, Update, fold, norm_squared};
-use paceline_wire::message::ShardSpec;
+use paceline_wire::message::{Apply, ShardSpec};
 use thiserror::Error;
 
 use super::Staged;
@@ -87,9 +87,11 @@ impl ShardState {
         Ok(())
     }
 
-    /// Folds what is accepted into every sum, if sums are made as contributions come.
+    /// Folds what is accepted into every sum, if sums are made as contributions come and there is
+    /// enough for a fused pass, or for the staging memory.
     pub(crate) fn fold_accepted(&mut self) {
-        if self.spec.fold_at_close || self.accepted.is_empty() {
+        let enough = FUSE.min((self.spec.staging as usize).div_ceil(2));
+        if self.spec.fold_at_close || self.accepted.len() < enough {
             return;
         }
         let accepted = std::mem::take(&mut self.accepted);
@@ -109,56 +111,85 @@ impl ShardState {
     }
 
     /// Completes the sums of the members of each close, in worker order where they are not folded
-    /// yet, and returns the squared norm of each close's sums.
-    pub(crate) fn close(&mut self, closes: Vec<BlockClose>) -> Result<Vec<f64>, ShardError> {
-        self.fold_accepted();
+    /// yet, and returns the squared norm of each close's sums. With `apply`, each block is summed,
+    /// measured and updated while it is in the cache.
+    pub(crate) fn close(
+        &mut self,
+        closes: Vec<BlockClose>,
+        apply: Option<&Apply>,
+    ) -> Result<Vec<f64>, ShardError> {
         let accepted = std::mem::take(&mut self.accepted);
         let mut norms = Vec::with_capacity(closes.len());
-        for close in &closes {
-            let mut pending = Vec::new();
-            for &(member, _) in &close.members {
-                match accepted.iter().find(|&&(worker, _)| worker == member) {
-                    Some((_, staged)) => pending.push(staged),
-                    None if self.folded.contains(&member) => {}
-                    None => return Err(ShardError::NotAccepted(member)),
+        self.check_scales(&closes, apply)?;
+        for (index, close) in closes.iter().enumerate() {
+            let pending = self.pending(close, &accepted)?;
+            let mut norm = 0.0;
+            for block in self.blocks_of(close) {
+                self.fold_block(block, pending.iter().copied());
+                norm += norm_squared(&self.sums[block]);
+                if let Some(apply) = apply {
+                    self.update(block, apply, index);
                 }
             }
-            norms.push(self.sum(close, &pending));
+            norms.push(norm);
         }
         self.folded.clear();
         self.closes = closes;
         Ok(norms)
     }
 
-    /// Each block is summed and measured while it is in the cache.
-    fn sum(&mut self, close: &BlockClose, pending: &[&Staged]) -> f64 {
-        let mut norm = 0.0;
-        for block in 0..self.blocks.len() {
-            if close.blocks.contains(self.first_block + block as u32) {
-                self.fold_block(block, pending.iter().copied());
-                norm += norm_squared(&self.sums[block]);
+    /// The members of a close that are not in the sums yet.
+    fn pending<'a>(
+        &self,
+        close: &BlockClose,
+        accepted: &'a [(WorkerId, Staged)],
+    ) -> Result<Vec<&'a Staged>, ShardError> {
+        let mut pending = Vec::new();
+        for &(member, _) in &close.members {
+            match accepted.iter().find(|&&(worker, _)| worker == member) {
+                Some((_, staged)) => pending.push(staged),
+                None if self.folded.contains(&member) => {}
+                None => return Err(ShardError::NotAccepted(member)),
             }
         }
-        norm
+        Ok(pending)
+    }
+
+    /// This shard's blocks among those of a close, by their place here.
+    fn blocks_of(&self, close: &BlockClose) -> Vec<usize> {
+        let here = 0..self.blocks.len();
+        here.filter(|&block| close.blocks.contains(self.first_block + block as u32)).collect()
+    }
+
+    fn check_scales(&self, closes: &[BlockClose], apply: Option<&Apply>) -> Result<(), ShardError> {
+        match apply.map(|apply| apply.scales.len()) {
+            Some(got) if got != closes.len() => {
+                Err(ShardError::WrongScales { got, expected: closes.len() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Applies the closed round's update to every block, each scaled as its close says.
-    pub(crate) fn apply(&mut self, step: u64, lr: f32, scales: &[f32]) -> Result<(), ShardError> {
-        let (got, expected) = (scales.len(), self.closes.len());
-        if got != expected {
-            return Err(ShardError::WrongScales { got, expected });
-        }
-        for (close, &scale) in self.closes.iter().zip(scales) {
-            for (i, block) in self.blocks.iter_mut().enumerate() {
-                if close.blocks.contains(self.first_block + i as u32) && !self.fresh[i] {
-                    let update = Update { step, lr, scale };
-                    block.apply(&self.spec.optimizer, update, &self.sums[i], &self.spares);
-                }
+    pub(crate) fn apply(&mut self, apply: &Apply) -> Result<(), ShardError> {
+        let closes = std::mem::take(&mut self.closes);
+        self.check_scales(&closes, Some(apply))?;
+        for (index, close) in closes.iter().enumerate() {
+            for block in self.blocks_of(close) {
+                self.update(block, apply, index);
             }
         }
-        self.fresh.fill(true);
-        self.closes.clear();
         Ok(())
+    }
+
+    /// Applies a block's sum, unless nobody contributed to it; the sum is then spent.
+    fn update(&mut self, block: usize, apply: &Apply, close: usize) {
+        if !std::mem::replace(&mut self.fresh[block], true) {
+            let Apply { step, learning_rate: lr, .. } = *apply;
+            let update = Update { step, lr, scale: apply.scales[close] };
+            let (optimizer, sum) = (&self.spec.optimizer, &self.sums[block]);
+            self.blocks[block].apply(optimizer, update, sum, &self.spares);
+        }
     }
 
     /// Hash of this shard's part of the parameters; adds up over shards.
@@ -221,6 +252,11 @@ mod tests {
         BlockClose { blocks, members: members.iter().map(|&w| (WorkerId(w), 1.0)).collect() }
     }
 
+    fn update(scales: &[f32]) -> Apply {
+        let (version, step, learning_rate) = (Version(1), 1, 1.0);
+        Apply { version, step, learning_rate, scales: scales.to_vec(), hash: false }
+    }
+
     fn values(shard: &ShardState) -> Vec<f32> {
         shard.blocks.iter().flat_map(|block| block.values().to_vec()).collect()
     }
@@ -235,9 +271,9 @@ mod tests {
             shard.accept(WorkerId(2), Version(0)).unwrap();
             shard.fold_accepted();
             shard.accept(WorkerId(0), Version(0)).unwrap();
-            let norms = shard.close(vec![close(Blocks::All, &[0, 2])]).unwrap();
+            let norms = shard.close(vec![close(Blocks::All, &[0, 2])], None).unwrap();
             assert_eq!(norms, [6.0 * 4.0]);
-            shard.apply(1, 1.0, &[0.5]).unwrap();
+            shard.apply(&update(&[0.5])).unwrap();
             assert_eq!(values(&shard), [-1.0; 6]);
         }
     }
@@ -251,8 +287,8 @@ mod tests {
         }
         let first = Blocks::Only(BTreeSet::from([0, 2]));
         let rest = Blocks::Only(BTreeSet::from([1]));
-        shard.close(vec![close(first, &[1]), close(rest, &[0, 1])]).unwrap();
-        shard.apply(1, 1.0, &[1.0, 0.5]).unwrap();
+        let closes = vec![close(first, &[1]), close(rest, &[0, 1])];
+        shard.close(closes, Some(&update(&[1.0, 0.5]))).unwrap();
         assert_eq!(values(&shard), [-1.0, -1.0, -2.0, -2.0, -3.0, -3.0]);
     }
 
@@ -267,15 +303,14 @@ mod tests {
         let missing = shard.accept(WorkerId(1), Version(0)).unwrap_err();
         let (worker, base) = (WorkerId(1), Version(0));
         assert_eq!(missing, ShardError::NotStaged { worker, base });
-        shard.close(vec![close(Blocks::All, &[0])]).unwrap();
-        shard.apply(1, 1.0, &[1.0]).unwrap();
+        shard.close(vec![close(Blocks::All, &[0])], Some(&update(&[1.0]))).unwrap();
         assert_eq!(values(&shard), [-1.0; 6]);
     }
 
     #[test]
     fn a_member_that_was_never_accepted_is_an_error_not_a_silent_loss() {
         let mut shard = shard(false);
-        let refused = shard.close(vec![close(Blocks::All, &[4])]).unwrap_err();
+        let refused = shard.close(vec![close(Blocks::All, &[4])], None).unwrap_err();
         assert_eq!(refused, ShardError::NotAccepted(WorkerId(4)));
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use paceline_core::Version;
 use paceline_params::Block;
-use paceline_wire::message::{FromShard, ShardSpec, ToShard};
+use paceline_wire::message::{Apply, FromShard, ShardSpec, ToShard};
 
 use super::{
     ShardCommand, ShardReport, ShardState, Staged, Store, state::ShardError, store::Published,
@@ -104,19 +104,20 @@ impl ShardThread {
             }
             ToShard::Accept { worker, base } => self.state.accept(worker, base)?,
             ToShard::Discard { worker, base } => self.state.discard(worker, base),
-            ToShard::Close { closes } => {
-                let norms = self.state.close(closes)?;
+            ToShard::Close { closes, apply } => {
+                if let Some(apply) = &apply {
+                    self.take_down(apply);
+                }
+                let norms = self.state.close(closes, apply.as_ref())?;
                 self.say(FromShard::Summed { norms });
+                if let Some(apply) = &apply {
+                    self.put_up(apply);
+                }
             }
-            ToShard::Apply { version, step, learning_rate, scales, hash } => {
-                // Nobody is owed the old version any more: taking it down first lets the update
-                // run in place, except in blocks that somebody is still reading.
-                let making = Published { version, blocks: None };
-                self.store.published.send_replace(making);
-                self.state.apply(step, learning_rate, &scales)?;
-                self.publish(version);
-                let hash = hash.then(|| self.state.hash());
-                self.say(FromShard::Applied { version, hash });
+            ToShard::Apply(apply) => {
+                self.take_down(&apply);
+                self.state.apply(&apply)?;
+                self.put_up(&apply);
             }
             ToShard::Snapshot => {
                 let version = self.store.published.borrow().version;
@@ -127,6 +128,19 @@ impl ShardThread {
             ToShard::Stop => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Nobody is owed the old version any more: taking it down first lets the update run in place,
+    /// except in blocks that somebody is still reading.
+    fn take_down(&self, apply: &Apply) {
+        let making = Published { version: apply.version, blocks: None };
+        self.store.published.send_replace(making);
+    }
+
+    fn put_up(&self, apply: &Apply) {
+        self.publish(apply.version);
+        let hash = apply.hash.then(|| self.state.hash());
+        self.say(FromShard::Applied { version: apply.version, hash });
     }
 
     fn publish(&self, version: Version) {
@@ -167,7 +181,7 @@ mod tests {
         let (_, shard) = spawn(spec(), blocks, move |report| drop(say.send(report))).unwrap();
         assert_eq!(said.recv().unwrap().unwrap().message, FromShard::Ready);
         let closes = vec![BlockClose { blocks: Blocks::All, members: vec![(WorkerId(3), 1.0)] }];
-        shard.send(ShardInbox::Command(ToShard::Close { closes }.into())).unwrap();
+        shard.send(ShardInbox::Command(ToShard::Close { closes, apply: None }.into())).unwrap();
         let error = said.recv().unwrap().unwrap_err();
         assert_eq!(error, "shard 0: w3 is a member of the close but was not accepted here");
         assert!(said.recv().is_err(), "it has ended");
