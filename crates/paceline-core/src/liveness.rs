@@ -9,12 +9,14 @@ use crate::{Time, WorkerId};
 pub struct Liveness {
     timeout: Duration,
     heard: BTreeMap<WorkerId, Time>,
+    /// When somebody last looked.
+    looked: Time,
 }
 
 impl Liveness {
     /// Workers silent for longer than `timeout` count as dead.
     pub fn new(timeout: Duration) -> Self {
-        Liveness { timeout, heard: BTreeMap::new() }
+        Liveness { timeout, heard: BTreeMap::new(), looked: Time::ZERO }
     }
 
     /// `worker` gave a sign of life.
@@ -27,8 +29,13 @@ impl Liveness {
         self.heard.remove(&worker);
     }
 
-    /// The workers that have been silent for too long, with how long.
-    pub fn silent(&self, now: Time) -> Vec<(WorkerId, Duration)> {
+    /// The workers that have been silent for too long, with how long. To be asked often: who does
+    /// not look for as long as that was held up, and what was said meanwhile is still to be heard.
+    pub fn silent(&mut self, now: Time) -> Vec<(WorkerId, Duration)> {
+        let away = now.since(std::mem::replace(&mut self.looked, now));
+        if away > self.timeout {
+            self.heard.values_mut().for_each(|last| *last = now);
+        }
         self.heard
             .iter()
             .map(|(&worker, &last)| (worker, now.since(last)))
@@ -41,15 +48,28 @@ impl Liveness {
 mod tests {
     use super::*;
 
+    fn at(seconds: u64) -> Time {
+        Time::ZERO + Duration::from_secs(seconds)
+    }
+
     #[test]
     fn a_worker_is_dead_only_after_its_silence_passes_the_timeout() {
         let mut liveness = Liveness::new(Duration::from_secs(5));
         liveness.heard(WorkerId(1), Time::ZERO);
-        liveness.heard(WorkerId(2), Time::ZERO + Duration::from_secs(3));
-        assert!(liveness.silent(Time::ZERO + Duration::from_secs(5)).is_empty());
-        let dead = liveness.silent(Time::ZERO + Duration::from_secs(6));
-        assert_eq!(dead, [(WorkerId(1), Duration::from_secs(6))]);
+        liveness.heard(WorkerId(2), at(3));
+        assert!(liveness.silent(at(5)).is_empty());
+        assert_eq!(liveness.silent(at(6)), [(WorkerId(1), Duration::from_secs(6))]);
         liveness.forget(WorkerId(1));
-        assert!(liveness.silent(Time::ZERO + Duration::from_secs(7)).is_empty());
+        assert!(liveness.silent(at(7)).is_empty());
+    }
+
+    #[test]
+    fn nobody_is_blamed_for_what_was_not_listened_to() {
+        let mut liveness = Liveness::new(Duration::from_secs(5));
+        liveness.heard(WorkerId(1), Time::ZERO);
+        assert!(liveness.silent(at(1)).is_empty());
+        assert!(liveness.silent(at(60)).is_empty());
+        assert!(liveness.silent(at(65)).is_empty());
+        assert_eq!(liveness.silent(at(66)), [(WorkerId(1), Duration::from_secs(6))]);
     }
 }

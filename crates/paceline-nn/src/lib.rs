@@ -2,8 +2,9 @@
 //!
 //! A worker loads the training half of a [`DataSource`], [`build`]s a [`Model`] for its shape, takes
 //! flat parameters in and gives summed gradients out. Layers are written by hand on the [`gemm`]
-//! crate and a convolution of our own: on one core the CNN runs five times as fast as on a general
-//! autodiff library, which serves as the reference in tests instead.
+//! crate and a convolution of our own: on one core, in batches of 64, the CNN runs seven times as
+//! fast as the same network on burn's autodiff, the MLP twice. burn is the reference in a test
+//! instead (feature `burn`).
 
 mod conv;
 mod dataset;
@@ -22,14 +23,13 @@ mod rng;
 mod source;
 mod spec;
 mod synthetic;
-mod tensor;
 mod threads;
 mod zoo;
 
 pub use dataset::{DataShape, Dataset};
 pub use error::{DataError, IdxFault};
-pub use model::{Evaluation, LossSum, Model, ModelError, build};
+pub use model::{Evaluation, LossSum, Model, ModelError, build, total_elements};
+pub use paceline_params::TensorSpec;
 pub use source::{Data, DataSource, Half};
 pub use spec::ModelSpec;
-pub use tensor::{TensorSpec, total_elements};
 pub use threads::single_threaded;

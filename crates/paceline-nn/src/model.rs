@@ -6,7 +6,7 @@ use crate::{DataShape, Dataset, ModelSpec, TensorSpec, zoo};
 /// A model that a worker differentiates and an observer evaluates.
 ///
 /// Laws:
-/// - `params` and `grad` have [`total_elements`](crate::total_elements) values in the order of
+/// - `params` and `grad` have [`total_elements`] values in the order of
 ///   [`tensors`](Self::tensors); any other length panics.
 /// - [`gradient`](Self::gradient) *adds* a *sum* over samples, so calls over the parts of a batch,
 ///   on one worker or on many, add up to the gradient of the batch (up to rounding), and dividing by
@@ -31,6 +31,11 @@ pub trait Model: Send {
 
     /// Loss and accuracy over all of `data`, in batches.
     fn evaluate(&mut self, data: &Dataset) -> Evaluation;
+}
+
+/// Length of the flat vector that holds `tensors`.
+pub fn total_elements(tensors: &[TensorSpec]) -> usize {
+    tensors.iter().map(TensorSpec::len).sum()
 }
 
 /// Loss and hits summed over samples.

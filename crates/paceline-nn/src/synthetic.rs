@@ -26,15 +26,15 @@ impl Model for Synthetic {
     }
 
     fn init(&self, _seed: u64) -> Vec<f32> {
-        vec![0.0; self.tensors[0].elements()]
+        vec![0.0; self.tensors[0].len()]
     }
 
     fn load(&mut self, params: &[f32]) {
-        assert_eq!(params.len(), self.tensors[0].elements(), "one value per parameter");
+        assert_eq!(params.len(), self.tensors[0].len(), "one value per parameter");
     }
 
     fn gradient(&mut self, _data: &Dataset, samples: &[u32], grad: &mut [f32]) -> LossSum {
-        assert_eq!(grad.len(), self.tensors[0].elements(), "one value per parameter");
+        assert_eq!(grad.len(), self.tensors[0].len(), "one value per parameter");
         if grad.first() != Some(&GRADIENT) || grad.last() != Some(&GRADIENT) {
             grad.fill(GRADIENT);
         }

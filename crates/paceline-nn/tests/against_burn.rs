@@ -8,19 +8,22 @@ use paceline_nn::{Dataset, Half, ModelSpec, TensorSpec, build, embedded};
 
 const SAMPLES: [u32; 12] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8];
 
+/// Takes one tensor's gradient out of all gradients.
+type TakeGradient = Box<dyn Fn(&mut Gradients) -> Vec<f32>>;
+
 /// Flat parameters as burn's tensors, handed out in order.
 struct Params<'a> {
     rest: &'a [f32],
     tensors: std::slice::Iter<'a, TensorSpec>,
     device: Device,
-    /// Takes each tensor's gradient out, in order.
-    grads: Vec<Box<dyn Fn(&mut Gradients) -> Vec<f32>>>,
+    /// One per tensor handed out, in order.
+    grads: Vec<TakeGradient>,
 }
 
 impl Params<'_> {
     fn next<const D: usize>(&mut self) -> Tensor<D> {
         let spec = self.tensors.next().unwrap();
-        let (values, rest) = self.rest.split_at(spec.elements());
+        let (values, rest) = self.rest.split_at(spec.len());
         self.rest = rest;
         let data = TensorData::new(values.to_vec(), spec.shape.clone());
         let tensor = Tensor::<D>::from_data(data, &self.device).require_grad();

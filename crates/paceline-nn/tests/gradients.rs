@@ -31,7 +31,7 @@ fn norm(values: &[f32]) -> f64 {
 fn spans(tensors: &[TensorSpec]) -> Vec<(String, std::ops::Range<usize>)> {
     let mut start = 0;
     let span = |tensor: &TensorSpec| {
-        let span = start..start + tensor.elements();
+        let span = start..start + tensor.len();
         start = span.end;
         (tensor.name.clone(), span)
     };
@@ -137,7 +137,8 @@ fn layouts_are_stable() {
     let layout = |spec| {
         let model = build(spec, DataShape::MNIST).unwrap();
         let tensors = model.tensors();
-        let names: Vec<String> = tensors.iter().map(ToString::to_string).collect();
+        let names: Vec<String> =
+            tensors.iter().map(|t| format!("{}{:?}", t.name, t.shape)).collect();
         (names.join(" "), total_elements(tensors))
     };
     assert_eq!(layout(ModelSpec::Softmax), ("fc.weight[784, 10] fc.bias[10]".into(), 7_850));

@@ -88,6 +88,6 @@ fn the_cnn_passes_98_and_a_half_percent_on_mnist() {
         return;
     }
     let data = Data::load(&DataSource::Dir(dir), 1).unwrap();
-    let cnn = train(ModelSpec::Cnn, &data, 3, 0.01);
+    let cnn = train(ModelSpec::Cnn, &data, 3, 0.02);
     assert!(cnn.last() > Some(&0.985), "{cnn:?}");
 }

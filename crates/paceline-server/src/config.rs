@@ -48,6 +48,13 @@ pub struct ServerConfig {
     pub token: Option<String>,
 }
 
+impl ServerConfig {
+    /// Whether contributions stay in the staging memory until their round closes.
+    pub(crate) fn folds_at_close(&self) -> bool {
+        self.deterministic || self.policy.build().closes_by_block()
+    }
+}
+
 /// Shards, blocks, and memory for contributions that wait to be folded.
 #[derive(Debug, Clone)]
 pub struct Placement {

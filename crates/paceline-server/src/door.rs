@@ -1,6 +1,7 @@
 //! The door: every connection says what it is and is let in or not, whatever it is for.
 
 use std::{
+    io::ErrorKind,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -159,7 +160,7 @@ impl Door {
             Err(error) => error,
             Ok(()) => tokio::select! {
                 error = listen(reader, coordinator, worker, session) => error,
-                error = speak(writer, frames) => error,
+                error = speak(writer, frames, self.patience) => error,
             },
         };
         (self.report)(Ended::Worker { worker, session, why: leave_reason(&ended) });
@@ -270,10 +271,11 @@ async fn listen<R: AsyncRead + Unpin>(
     }
 }
 
-/// Writes what is queued, all of it in one go.
+/// Writes what is queued, all of it in one go. A worker that does not listen is as good as gone.
 async fn speak<W: AsyncWrite + Unpin>(
     mut writer: FrameWriter<W>,
     mut frames: UnboundedReceiver<Arc<[u8]>>,
+    patience: Duration,
 ) -> FrameError {
     let mut together = Vec::new();
     while let Some(frame) = frames.recv().await {
@@ -282,8 +284,10 @@ async fn speak<W: AsyncWrite + Unpin>(
         while let Ok(frame) = frames.try_recv() {
             together.extend_from_slice(&frame);
         }
-        if let Err(error) = writer.raw(&together).await {
-            return error;
+        match timeout(patience, writer.raw(&together)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return error,
+            Err(_) => return FrameError::Io(ErrorKind::TimedOut.into()),
         }
     }
     FrameError::Closed

@@ -74,7 +74,7 @@ impl Shards {
             optimizer: config.update.optimizer,
             version: start.version,
             staging,
-            fold_at_close: config.deterministic || config.policy.build().closes_by_block(),
+            fold_at_close: config.folds_at_close(),
             patience: config.liveness,
         };
         let specs: Vec<ShardSpec> = (0..config.placement.shards).map(spec).collect();

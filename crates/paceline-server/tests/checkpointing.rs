@@ -114,10 +114,10 @@ fn begin(config: ServerConfig, start: Start, gate: &Arc<Gate>) -> (Server, Worke
 }
 
 fn end(server: Server, workers: Workers) -> (Outcome, Vec<Event>) {
+    let (outcome, events) = server.join();
     for worker in workers {
         worker.join().unwrap().unwrap();
     }
-    let (outcome, events) = server.join();
     (outcome.unwrap(), events)
 }
 

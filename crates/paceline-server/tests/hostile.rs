@@ -35,10 +35,11 @@ fn undisturbed(mut config: ServerConfig, rounds: u64) -> Outcome {
     config.limits.rounds = Some(rounds);
     let server = Server::start(config, start());
     let honest = [server.worker(0), server.worker(1)];
+    let outcome = server.join().0.unwrap();
     for worker in honest {
         worker.join().unwrap().unwrap();
     }
-    server.join().0.unwrap()
+    outcome
 }
 
 fn hello(token: &str, role: Role) -> Vec<u8> {
@@ -385,10 +386,10 @@ fn half_a_contribution_of_one_and_half_of_another_under_its_number_are_none() {
     server.interrupt();
     server.wait_for(|event| matches!(event, EventKind::Stopped { .. }));
     second.control.say(&FromWorker::Bye);
+    let (outcome, events) = server.join();
     for worker in honest {
         worker.join().unwrap().unwrap();
     }
-    let (outcome, events) = server.join();
     assert_eq!(outcome.unwrap().reason, StopReason::Interrupted);
     check_descent(&events, f64::from(RATE));
 }

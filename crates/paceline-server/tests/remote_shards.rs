@@ -94,13 +94,13 @@ fn run(config: ServerConfig) -> Outcome {
     let workers: Vec<_> = (0..3).map(|wish| server.worker(wish)).collect();
     let indices = (0..count).rev().filter(|_| remote);
     let shards: Vec<_> = indices.map(|index| Shard::start(server.address, index, count)).collect();
+    let outcome = server.join().0.unwrap();
     for worker in workers {
         worker.join().unwrap().unwrap();
     }
     for shard in shards {
         shard.join().unwrap();
     }
-    let outcome = server.join().0.unwrap();
     assert_eq!(outcome.reason, StopReason::Rounds);
     assert!(outcome.ledger.balanced);
     outcome
@@ -135,11 +135,11 @@ fn a_shard_that_does_not_fit_is_refused_and_told_why() {
     server.wait_for(|event| matches!(event, EventKind::RunStarted { .. }));
     assert_eq!(refused(1, 2), "refused: all shards are there already");
     let workers: Vec<_> = (0..3).map(|wish| server.worker(wish)).collect();
+    let (outcome, events) = server.join();
+    assert_eq!(outcome.unwrap().rounds, 40);
     for worker in workers {
         worker.join().unwrap().unwrap();
     }
-    let (outcome, events) = server.join();
-    assert_eq!(outcome.unwrap().rounds, 40);
     assert!(events.iter().any(|event| names(&event.kind, "this run has 2 shards, not 3")));
     for shard in shards {
         shard.join().unwrap();

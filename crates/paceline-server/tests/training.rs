@@ -5,6 +5,8 @@ mod common;
 use common::{PARAMS, Server, check_descent, config, start};
 use paceline_core::{EventKind, LeaveReason, StopReason, Straggler, WorkerId};
 use paceline_server::ServerConfig;
+use paceline_wire::Tcp;
+use paceline_worker::WorkerConfig;
 
 #[test]
 fn workers_train_through_the_shards_and_the_books_balance() {
@@ -28,10 +30,10 @@ fn run(config: ServerConfig, slowness: &'static str, workers: u32) -> paceline_s
     let workers: Vec<_> = (0..workers)
         .map(|wish| server.worker_with(wish, slowness, || Box::new(common::Quadratic::new())))
         .collect();
+    let outcome = server.join().0.unwrap();
     for worker in workers {
         worker.join().unwrap().unwrap();
     }
-    let outcome = server.join().0.unwrap();
     assert!(outcome.ledger.balanced);
     outcome
 }
@@ -82,6 +84,25 @@ fn with_room_for_some_and_rounds_that_are_cut_no_place_is_ever_lost() {
 }
 
 #[test]
+fn a_run_that_keeps_all_contributions_to_the_close_takes_no_more_workers_than_it_has_room_for() {
+    let mut config = config(2);
+    config.deterministic = true;
+    config.limits.rounds = None;
+    config.placement.staging_bytes = 2 * 4 * PARAMS as u64;
+    let mut server = Server::start(config, start());
+    let workers = [server.worker(0), server.worker(1)];
+    common::wait_for_rounds(&server, 5);
+    let refused = server.worker(2).join().unwrap().unwrap_err().to_string();
+    assert!(refused.contains("the run is full: it has room for 2 workers"), "{refused}");
+    common::wait_for_rounds(&server, 5);
+    server.interrupt();
+    server.join().0.unwrap();
+    for worker in workers {
+        worker.join().unwrap().unwrap();
+    }
+}
+
+#[test]
 fn epochs_end_when_every_sample_was_used_once() {
     let mut config = config(3);
     config.limits.rounds = None;
@@ -109,6 +130,21 @@ fn a_worker_may_join_and_leave_in_mid_run() {
     second.join().unwrap().unwrap();
     let (outcome, _) = server.join();
     assert_eq!(outcome.unwrap().reason, StopReason::Interrupted);
+}
+
+#[test]
+fn a_worker_with_other_data_is_shown_out_and_knows_why() {
+    let mut config = config(1);
+    config.limits.rounds = None;
+    let mut server = Server::start(config, start());
+    let mistaken = WorkerConfig { address: server.address.to_string(), ..WorkerConfig::default() };
+    let error = paceline_worker::run(&mistaken, &Tcp, |job| {
+        Ok((Box::new(common::Quadratic::new()), job.samples - 1))
+    });
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("its training set has 999 samples, this run's has 1000"), "{error}");
+    server.interrupt();
+    assert_eq!(server.join().0.unwrap().reason, StopReason::Interrupted);
 }
 
 #[test]

@@ -20,7 +20,7 @@ pub(crate) struct ServerSide {
 impl ServerSide {
     pub(crate) fn new(spec: ModelSpec, data: &DataSource, seed: u64) -> Result<Self> {
         let (train, samples) = load(spec, data, Half::Train, seed)?;
-        let mut model = build(spec, train.shape())?;
+        let model = build(spec, train.shape())?;
         let evaluator: Option<Evaluator> = match spec {
             ModelSpec::Synthetic { .. } => None,
             _ => {
@@ -33,13 +33,8 @@ impl ServerSide {
                 }))
             }
         };
-        let tensors = model
-            .tensors()
-            .iter()
-            .map(|t| TensorSpec::new(t.name.clone(), t.shape.clone()))
-            .collect();
+        let tensors = model.tensors().to_vec();
         let params = model.init(seed);
-        model.load(&params);
         Ok(ServerSide { tensors, params, samples, evaluator })
     }
 }

@@ -17,6 +17,7 @@ use crate::{
 /// The state of all shards at one version, being gathered.
 pub(super) struct Snapshot {
     version: Version,
+    step: u64,
     gathering: Gathering,
     evaluate: bool,
     checkpoint: Option<SavedState>,
@@ -52,6 +53,7 @@ impl Run {
         };
         self.snapshot = Some(Snapshot {
             version: self.progress.version,
+            step: self.step,
             gathering: Gathering::new(self.shards.len()),
             evaluate,
             checkpoint: checkpoint.then(state),
@@ -64,12 +66,13 @@ impl Run {
             return self.fail(format!("shard {shard} reported {version}, which nobody asked for"));
         };
         let Some(blocks) = snapshot.gathering.add(shard, blocks) else { return };
-        let Some(Snapshot { evaluate, checkpoint, .. }) = self.snapshot.take() else { return };
+        let Some(snapshot) = self.snapshot.take() else { return };
+        let Snapshot { step, evaluate, checkpoint, .. } = snapshot;
         if evaluate {
             self.evaluate(version, &blocks);
         }
         if let Some(state) = checkpoint {
-            self.checkpoint(version, &blocks, &state);
+            self.checkpoint(version, step, &blocks, &state);
         }
         if self.stop.is_some() {
             let mut at = 0;
@@ -102,11 +105,10 @@ impl Run {
         }
     }
 
-    fn checkpoint(&mut self, version: Version, blocks: &[Block], state: &SavedState) {
+    fn checkpoint(&mut self, version: Version, step: u64, blocks: &[Block], state: &SavedState) {
         let Some(config) = self.config.checkpoints.clone() else { return };
         let (tensors, inputs) = (self.layout.tensors(), self.inputs.clone());
-        let described =
-            checkpoints::describe(&self.config, tensors, blocks, version, self.step, state);
+        let described = checkpoints::describe(&self.config, tensors, blocks, version, step, state);
         self.checkpointing = true;
         tokio::task::spawn_blocking(move || {
             let result = checkpoints::write(&config, &described);

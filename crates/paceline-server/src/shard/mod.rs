@@ -10,7 +10,7 @@ mod state;
 mod store;
 mod thread;
 
-pub(crate) use state::ShardState;
+pub(crate) use state::{ShardState, unfolded};
 pub(crate) use store::{Place, Staged, Store};
 pub(crate) use thread::{LocalShard, ShardInbox, spawn};
 

@@ -25,6 +25,12 @@ pub(crate) enum ShardError {
 /// How many contributions are folded in one pass over the sums.
 const FUSE: usize = 4;
 
+/// Accepted contributions that may wait in a staging memory for `staging` until there are more to
+/// fold in the same pass.
+pub(crate) fn unfolded(staging: u32) -> usize {
+    FUSE.min((staging as usize).div_ceil(2)).saturating_sub(1)
+}
+
 /// One shard's blocks, with the sums of the open round beside them.
 pub(crate) struct ShardState {
     spec: ShardSpec,
@@ -90,8 +96,7 @@ impl ShardState {
     /// Folds what is accepted into every sum, if sums are made as contributions come and there is
     /// enough for a fused pass, or for the staging memory.
     pub(crate) fn fold_accepted(&mut self) {
-        let enough = FUSE.min((self.spec.staging as usize).div_ceil(2));
-        if self.spec.fold_at_close || self.accepted.len() < enough {
+        if self.spec.fold_at_close || self.accepted.len() <= unfolded(self.spec.staging) {
             return;
         }
         let accepted = std::mem::take(&mut self.accepted);

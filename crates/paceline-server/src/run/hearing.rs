@@ -1,0 +1,175 @@
+//! Who comes, what they say, and how they go.
+
+use paceline_core::{Blocks, Contribution, EventKind, LeaveReason, ShardId, Version, WorkerId};
+use paceline_params::Block;
+use paceline_wire::message::{FromShard, FromWorker, Job, ToShard, ToWorker};
+
+use super::Run;
+use crate::input::{Call, Ended};
+
+impl Run {
+    pub(super) fn meet(&mut self, call: Call) {
+        let Call { wish, name, outbox, reply } = call;
+        let refusal = match () {
+            () if self.stop.is_some() => Some("the run is over".to_owned()),
+            () if self.workers.len() >= self.most => {
+                Some(format!("the run is full: it has room for {} workers", self.most))
+            }
+            () => None,
+        };
+        if let Some(why) = refusal {
+            let _ = reply.send(Err(why));
+            return;
+        }
+        let worker = self.workers.number(wish);
+        let session = rand::random();
+        let now = self.now();
+        self.shards.send_all(&ToShard::Admit { worker, session });
+        self.workers.add(worker, session, name, outbox);
+        self.liveness.heard(worker, now);
+        let _ = reply.send(Ok(self.job(worker, session)));
+    }
+
+    fn job(&self, worker: WorkerId, session: u64) -> Job {
+        Job {
+            worker,
+            session,
+            heartbeat: self.config.heartbeat,
+            seed: self.config.seed,
+            model: self.config.model.clone(),
+            data: self.config.data.clone(),
+            samples: self.config.samples,
+            micro_batches: self.config.micro_batches,
+            straggler: self.config.round.straggler,
+            layout: self.layout.clone(),
+            shards: self.shards.addresses.clone(),
+        }
+    }
+
+    pub(super) fn hear(&mut self, worker: WorkerId, message: FromWorker) {
+        let now = self.now();
+        let heard = match message {
+            FromWorker::Heartbeat => Ok(()),
+            FromWorker::Ready { samples } => self.join(worker, samples),
+            FromWorker::Progress { base, done } => {
+                self.core.handle_progress(worker, base, done);
+                Ok(())
+            }
+            FromWorker::Done { base, weight, loss } => {
+                let blocks = Blocks::All;
+                self.done(Contribution { worker, base, weight, loss, blocks })
+            }
+            FromWorker::Aborted { base, done } => {
+                let aborted = self.core.handle_aborted(worker, base, done, now);
+                self.shards.discard(worker, base);
+                self.release(worker, base);
+                aborted.map_err(|error| error.to_string())
+            }
+            FromWorker::Bye => {
+                self.leave(worker, LeaveReason::Finished);
+                Ok(())
+            }
+        };
+        if let Err(error) = heard {
+            self.leave(worker, LeaveReason::Misbehaved(error));
+        }
+        self.act();
+    }
+
+    fn join(&mut self, worker: WorkerId, samples: u32) -> Result<(), String> {
+        let (now, expected) = (self.now(), self.config.samples);
+        if samples != expected {
+            return Err(format!(
+                "its training set has {samples} samples, this run's has {expected}; give it the \
+                 same --data"
+            ));
+        }
+        let joined = self.core.handle_join(worker, self.workers.name(worker), now);
+        joined.map_err(|error| error.to_string())
+    }
+
+    fn done(&mut self, contribution: Contribution) -> Result<(), String> {
+        let (now, worker, base) = (self.now(), contribution.worker, contribution.base);
+        self.core.handle_done(contribution, now).map_err(|error| error.to_string())?;
+        if self.slots.request(worker, base) {
+            self.workers.send(worker, &ToWorker::Push { base });
+        }
+        Ok(())
+    }
+
+    pub(super) fn hear_shard(&mut self, index: u32, message: FromShard, blocks: Vec<Block>) {
+        match message {
+            FromShard::Ready => {}
+            FromShard::Staged { worker, session, base } => {
+                if self.workers.is_current(worker, session) {
+                    self.staged(worker, base, index);
+                }
+            }
+            FromShard::Gone { worker, session, why } => {
+                self.ended(Ended::Worker { worker, session, why });
+            }
+            FromShard::Rejected { peer, error } => self.ended(Ended::Stranger { peer, error }),
+            FromShard::Summed { norms } => self.summed(&norms),
+            FromShard::Applied { hash, .. } => self.applied(hash),
+            FromShard::Snapshot { version } => self.gathered(index, version, blocks),
+        }
+    }
+
+    fn staged(&mut self, worker: WorkerId, base: Version, shard: u32) {
+        let now = self.now();
+        match self.core.handle_staged(worker, base, ShardId(shard), now) {
+            Ok(true) => {}
+            // Other shards may hold their parts of what was given up, and wait for these.
+            Ok(false) => self.shards.discard(worker, base),
+            Err(error) => self.leave(worker, LeaveReason::Misbehaved(error.to_string())),
+        }
+        self.act();
+    }
+
+    /// One connection less, and nothing else.
+    pub(super) fn ended(&mut self, ended: Ended) {
+        match ended {
+            Ended::Stranger { peer, error } => {
+                self.emit(EventKind::ConnectionClosed { peer, error });
+            }
+            Ended::Worker { worker, session, why } => {
+                if self.workers.is_current(worker, session) {
+                    self.leave(worker, why);
+                }
+            }
+        }
+    }
+
+    /// Everything of a worker goes: its connections, its place, what is staged of it.
+    pub(super) fn leave(&mut self, worker: WorkerId, why: LeaveReason) {
+        if let LeaveReason::Misbehaved(error) = &why {
+            self.workers.send(worker, &ToWorker::Expelled(error.clone()));
+        }
+        let name = self.workers.remove(worker);
+        self.liveness.forget(worker);
+        self.release(worker, Version(u64::MAX));
+        let now = self.now();
+        match self.core.handle_leave(worker, why.clone(), now) {
+            Ok(()) => self.act(),
+            Err(_) => {
+                let error = format!("left before it was ready: {why}");
+                self.emit(EventKind::ConnectionClosed { peer: name, error });
+            }
+        }
+        self.shards.send_all(&ToShard::Forget { worker });
+    }
+
+    pub(super) fn release(&mut self, worker: WorkerId, base: Version) {
+        if let Some((next, base)) = self.slots.release(worker, base) {
+            self.workers.send(next, &ToWorker::Push { base });
+        }
+    }
+
+    /// Who has fallen silent.
+    pub(super) fn look_around(&mut self) {
+        let now = self.now();
+        for (worker, silence) in self.liveness.silent(now) {
+            self.leave(worker, LeaveReason::Silent(silence));
+        }
+    }
+}
