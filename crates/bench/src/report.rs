@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::{machine, paceline::workspace};
 
-/// One thing that an issue says must be shown.
+/// One thing that must be shown.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Figure {
     name: String,
@@ -85,7 +85,9 @@ impl Report {
     /// Writes `docs/bench/NAME.md` (a quick or partial run leaves it alone) and the JSON line.
     pub(crate) fn finish(self, json: bool) -> Result<()> {
         if !self.quick && self.only.is_none() {
-            let path = workspace().join("docs/bench").join(format!("{}.md", self.bench));
+            let dir = workspace().join("docs/bench");
+            let path = dir.join(format!("{}.md", self.bench));
+            fs::create_dir_all(dir)?;
             fs::write(&path, self.markdown())
                 .with_context(|| format!("failed to write {}", path.display()))?;
         }

@@ -40,6 +40,9 @@ pub enum EventKind {
         parameters: u64,
         /// Samples in an epoch.
         samples: u32,
+        /// Samples used before this process began, by a run that it goes on with.
+        #[serde(default)]
+        used: u64,
         /// The first version: 0, or that of the checkpoint it resumed from.
         version: Version,
         /// The most memory that staged contributions may take, over all shards.

@@ -17,6 +17,7 @@ pub fn all_finite(values: &[f32]) -> Result<(), usize> {
         for (i, chunk) in values.chunks(CHUNK).enumerate() {
             // x − x is +0 for finite x and NaN otherwise. Without an early exit, and without a
             // comparison, the inner loop is a subtraction and an or for each vector.
+            #[expect(clippy::eq_op, reason = "that is the point")]
             let bits = chunk.iter().fold(0, |bits, x| bits | (x - x).to_bits());
             if bits != 0
                 && let Some(at) = chunk.iter().position(|x| !x.is_finite())

@@ -11,6 +11,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::mpsc::{UnboundedSender, unbounded_channel},
     task::JoinSet,
+    time::timeout,
 };
 
 use crate::{
@@ -86,11 +87,14 @@ where
             }
         } => outcome,
         outcome = async {
-            while let Some(report) = outgoing.recv().await {
-                let report = report.map_err(ServerError::Shard)?;
+            loop {
+                let report = match timeout(patience / 5, outgoing.recv()).await {
+                    Ok(Some(report)) => report.map_err(ServerError::Shard)?,
+                    Ok(None) => return Ok(()),
+                    Err(_) => FromShard::Alive.into(),
+                };
                 link::write_report(&mut writer, &report).await?;
             }
-            Ok(())
         } => outcome,
     }
 }

@@ -9,7 +9,6 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
 };
 
 use common::{
@@ -53,7 +52,7 @@ fn frame(header: Header, payload: &[u8]) -> Vec<u8> {
 
 #[test]
 fn strangers_are_named_and_shown_out_and_the_parameters_are_the_same_to_the_bit() {
-    let data = |worker, session, shard| Role::Data { worker: WorkerId(worker), session, shard };
+    let data = |shard| Role::Data { worker: WorkerId(0), session: 1, shard };
     let worker = || Role::Worker { wish: None, name: "stranger".to_owned() };
     let shard = Role::Shard { index: 0, of: 2, address: ":0".to_owned() };
     let before_hello = |frame: Vec<u8>| [preamble().to_vec(), frame].concat();
@@ -82,9 +81,7 @@ fn strangers_are_named_and_shown_out_and_the_parameters_are_the_same_to_the_bit(
         (hello("", worker()), "wrong token"),
         (hello("open sesamf", worker()), "wrong token"),
         (hello(&TOKEN[..4], worker()), "wrong token"),
-        (hello(TOKEN, data(0, 1, 7)), "shard 7 is not here"),
-        (hello(TOKEN, data(0, 1, 0)), "w0 is not let in"),
-        (hello(TOKEN, data(77, 1, 1)), "w77 is not let in"),
+        (hello(TOKEN, data(7)), "shard 7 is not here"),
         (hello(TOKEN, shard), "all shards are there already"),
         // Let in, and only then a stranger.
         (too_much, "its connection ended"),
@@ -92,7 +89,6 @@ fn strangers_are_named_and_shown_out_and_the_parameters_are_the_same_to_the_bit(
     let mut config = endless();
     config.deterministic = true;
     config.token = Some(TOKEN.to_owned());
-    config.liveness = Duration::from_millis(1500);
     let outcome = attacked(config.clone(), |server| {
         for (bytes, error) in &cases {
             let mut stranger = Line::open(server.address);
@@ -429,15 +425,10 @@ fn a_flood_of_messages_does_not_stop_the_run() {
 
 #[test]
 fn a_crowd_that_says_nothing_does_not_stop_the_run() {
-    let mut config = endless();
-    config.liveness = Duration::from_secs(1);
-    attacked(config, |server| {
-        let mut crowd: Vec<Line> = (0..200).map(|_| Line::open(server.address)).collect();
+    attacked(endless(), |server| {
+        let crowd: Vec<Line> = (0..200).map(|_| Line::open(server.address)).collect();
         wait_for_rounds(server, 20);
-        for line in &mut crowd {
-            server.wait_for(|event| names(event, "did not say who it is"));
-            line.ends();
-        }
+        drop(crowd);
     });
 }
 

@@ -164,7 +164,7 @@ fn a_shard_that_dies_ends_the_run_at_once_and_the_checkpoints_stay_good() {
     shards.remove(1).kill();
     let (outcome, events) = server.join();
     let outcome = outcome.unwrap();
-    assert!(killed.elapsed() < Duration::from_secs(2), "{:?}", killed.elapsed());
+    assert!(killed.elapsed() < Duration::from_secs(10), "{:?}", killed.elapsed());
     let StopReason::Failed(what) = &outcome.reason else { panic!("{:?}", outcome.reason) };
     assert!(what.starts_with("shard 1 at 127.0.0.1:"), "{what}");
     for worker in workers {

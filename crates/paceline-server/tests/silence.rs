@@ -6,14 +6,17 @@ use std::time::Duration;
 
 use common::{
     Server, attacked, endless, names,
-    rogue::{ROGUE, Rogue},
-    wait_for_rounds,
+    rogue::{Line, ROGUE, Rogue},
+    start, wait_for_rounds,
 };
-use paceline_core::{Event, EventKind, LeaveReason, Version};
+use paceline_core::{Event, EventKind, LeaveReason, Version, WorkerId};
 use paceline_server::ServerConfig;
-use paceline_wire::message::{FromWorker, ToWorker};
+use paceline_wire::{
+    frame::preamble,
+    message::{FromWorker, Reply, Role, ToWorker},
+};
 
-const LIVENESS: Duration = Duration::from_secs(1);
+const LIVENESS: Duration = Duration::from_secs(2);
 
 fn impatient() -> ServerConfig {
     let mut config = endless();
@@ -55,6 +58,30 @@ fn a_worker_that_never_gets_ready_is_shut_out_too() {
     });
 }
 
+#[test]
+fn who_is_not_known_in_time_is_shown_out() {
+    let mut config = endless();
+    config.liveness = Duration::from_millis(200);
+    let mut server = Server::start(config, start());
+    let nobody = |shard| Role::Data { worker: WorkerId(7), session: 1, shard };
+    let mut silent = Line::open(server.address);
+    server.wait_for(|event| names(event, "did not say who it is"));
+    silent.ends();
+    let mut slow = Line::open(server.address);
+    slow.send(&preamble());
+    server.wait_for(|event| names(event, "did not say who it is"));
+    slow.ends();
+    for shard in 0..2 {
+        let mut unknown = Line::hello(server.address, "", nobody(shard));
+        let refused = Reply::Refused("w7 is not let in".to_owned());
+        assert_eq!(unknown.hear::<Reply<()>>(), refused);
+        server.wait_for(|event| names(event, "w7 is not let in"));
+        unknown.ends();
+    }
+    server.interrupt();
+    server.join().0.unwrap();
+}
+
 /// Waits for its turn to push, as a worker does where there is not room for all.
 fn granted(rogue: &mut Rogue) -> Version {
     let (base, samples) = rogue.ready();
@@ -66,34 +93,37 @@ fn granted(rogue: &mut Rogue) -> Version {
     }
 }
 
-#[test]
-fn a_push_that_is_never_finished_gives_its_room_back() {
-    let gradient = [1e30; common::PARAMS];
-    // Half a block; some blocks; all of one shard's and none of the other's.
-    let halves: [fn(&mut Rogue, Version, &[f32]); 3] = [
-        |rogue, base, gradient| {
-            rogue.push_block(base, gradient, 0);
-            rogue.data[0].send(&[2, 0, 0]);
-        },
-        |rogue, base, gradient| (4..7).for_each(|block| rogue.push_block(base, gradient, block)),
-        |rogue, base, gradient| (0..4).for_each(|block| rogue.push_block(base, gradient, block)),
-    ];
+#[track_caller]
+fn stalls_in_its_push(push: impl FnOnce(&mut Rogue, Version, &[f32])) {
     let mut config = impatient();
     config.placement.staging_bytes = 1;
     attacked(config, |server| {
-        for half in halves {
-            let mut rogue = Rogue::join(server.address);
-            let base = granted(&mut rogue);
-            half(&mut rogue, base, &gradient);
-            dies(server, rogue);
-        }
+        let mut rogue = Rogue::join(server.address);
+        let base = granted(&mut rogue);
+        push(&mut rogue, base, &[1e30; common::PARAMS]);
+        dies(server, rogue);
+    });
+}
+
+#[test]
+fn a_push_that_ends_inside_a_block_gives_its_room_back() {
+    stalls_in_its_push(|rogue, base, gradient| {
+        rogue.push_block(base, gradient, 0);
+        rogue.data[0].send(&[2, 0, 0]);
+    });
+}
+
+#[test]
+fn a_push_that_reaches_one_shard_only_gives_its_room_back() {
+    stalls_in_its_push(|rogue, base, gradient| {
+        (0..4).for_each(|block| rogue.push_block(base, gradient, block));
     });
 }
 
 #[test]
 fn a_worker_that_never_finishes_what_it_begins_takes_no_more_than_one_place() {
     let gradient = [1e30; common::PARAMS];
-    let mut config = impatient();
+    let mut config = endless();
     // Room for two: one is the rogue's, the honest ones take turns with the other.
     config.placement.staging_bytes = 2 * 4 * common::PARAMS as u64;
     config.policy = "static:2".parse().unwrap();

@@ -77,8 +77,8 @@ fn with_room_for_some_and_rounds_that_are_cut_no_place_is_ever_lost() {
             config.policy = "static:3".parse().unwrap();
             config.round.straggler = straggler;
             config.placement.staging_bytes = room * 4 * PARAMS as u64;
-            config.limits.rounds = Some(200);
-            assert_eq!(run(config, "stalls:3", 5).rounds, 200);
+            config.limits.rounds = Some(100);
+            assert_eq!(run(config, "stalls:3", 5).rounds, 100);
         }
     }
 }

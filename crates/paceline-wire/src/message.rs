@@ -264,6 +264,8 @@ pub struct ShardSpec {
 /// From a shard to the coordinator. Block frames follow a [`FromShard::Snapshot`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum FromShard {
+    /// Still here; said when there was nothing else to say for a while.
+    Alive,
     /// The parameters are in place.
     Ready,
     /// A contribution is whole here, and finite.

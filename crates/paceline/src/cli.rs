@@ -6,7 +6,12 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use crate::{config::RunFlags, host, server, span::Span, train, worker};
+use crate::{
+    config::{RunFlags, Usage},
+    host, server,
+    span::Span,
+    train, worker,
+};
 
 /// Synchronous SGD on machines that do not all keep the same pace.
 #[derive(Debug, Parser)]
@@ -116,10 +121,25 @@ pub fn main() -> ExitCode {
     match run(Cli::parse().command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            eprintln!("error: {}", explain(&error));
+            match error.is::<Usage>() {
+                true => ExitCode::from(2),
+                false => ExitCode::FAILURE,
+            }
         }
     }
+}
+
+/// The error and what caused it, leaving out what was said already.
+fn explain(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1) {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 fn run(command: Command) -> Result<ExitCode> {

@@ -17,6 +17,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::span::Span;
 
+/// Settings that cannot be used, as opposed to a run that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Usage(String);
+
 /// Everything that a run can be told. A config file has the same names.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
@@ -57,6 +62,9 @@ pub(crate) struct RunConfig {
     pub(crate) stragglers: String,
     pub(crate) nominal: Option<Span>,
 }
+
+/// The most workers that a run takes.
+const MAX_WORKERS: u32 = 4096;
 
 /// How long a run is when nothing says when to stop.
 const DEFAULT_EPOCHS: u32 = 5;
@@ -246,6 +254,10 @@ pub(crate) struct RunFlags {
 impl RunConfig {
     /// Lays the flags (and environment) over the file (if any) over the defaults.
     pub(crate) fn layered(file: Option<&Path>, flags: &RunFlags) -> Result<Self> {
+        Self::lay(file, flags).map_err(|error| Usage(format!("{error:#}")).into())
+    }
+
+    fn lay(file: Option<&Path>, flags: &RunFlags) -> Result<Self> {
         let mut table = match file {
             Some(path) => {
                 let text = fs::read_to_string(path)
@@ -262,7 +274,11 @@ impl RunConfig {
 
     /// What can be wrong although every single setting is well-formed.
     fn check(&self) -> Result<()> {
-        ensure!(self.workers > 0, "workers must be at least 1");
+        ensure!(
+            (1..=MAX_WORKERS).contains(&self.workers),
+            "workers must be from 1 to {MAX_WORKERS}, not {}",
+            self.workers
+        );
         ensure!(self.shards > 0, "shards must be at least 1");
         ensure!(self.batch > 0, "batch must be at least 1");
         ensure!(

@@ -124,8 +124,9 @@ impl Display {
 impl State {
     fn event(&mut self, event: &Event) {
         match &event.kind {
-            EventKind::RunStarted { version, samples, .. } => {
+            EventKind::RunStarted { version, samples, used, .. } => {
                 self.rounds = version.0;
+                self.used = *used as f64;
                 self.samples_per_epoch = f64::from(*samples);
             }
             EventKind::Cut { accepted, stragglers, .. } => {

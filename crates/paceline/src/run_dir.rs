@@ -1,7 +1,7 @@
 //! The folder of a run: effective config, event log, checkpoints, worker logs, summary.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io::Write,
     path::{Path, PathBuf},
 };
@@ -11,9 +11,11 @@ use anyhow::{Context, Result, bail};
 use crate::{config::RunConfig, summary::Summary};
 
 /// `runs/NAME/`. Everything there is readable without this program.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct RunDir {
     path: PathBuf,
+    /// Held for as long as this process works in the folder.
+    _lock: File,
 }
 
 impl RunDir {
@@ -35,7 +37,7 @@ impl RunDir {
             }
             None => made_up_name(parent, config)?,
         };
-        let dir = RunDir { path: parent.join(&name) };
+        let dir = RunDir::open(parent.join(&name))?;
         config.name = Some(name);
         dir.write_config(config)?;
         Ok(dir)
@@ -45,12 +47,27 @@ impl RunDir {
     pub(crate) fn find(run: &str, run_dir: &str) -> Result<Self> {
         let candidates = [Path::new(run_dir).join(run), PathBuf::from(run)];
         match candidates.iter().find(|path| path.join(CONFIG).is_file()) {
-            Some(path) => Ok(RunDir { path: path.clone() }),
+            Some(path) => RunDir::open(path.clone()),
             None => bail!(
                 "there is no run {run}: neither {} nor {} holds a {CONFIG}",
                 candidates[0].display(),
                 candidates[1].display()
             ),
+        }
+    }
+
+    /// One process at a time works in a run's folder.
+    fn open(path: PathBuf) -> Result<Self> {
+        let lock = File::create(path.join(".lock"))
+            .with_context(|| format!("failed to write into {}", path.display()))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(RunDir { path, _lock: lock }),
+            Err(TryLockError::WouldBlock) => {
+                bail!("another process is working on the run in {}", path.display())
+            }
+            Err(TryLockError::Error(error)) => {
+                Err(error).with_context(|| format!("failed to lock {}", path.display()))
+            }
         }
     }
 
@@ -152,6 +169,8 @@ mod tests {
         assert_eq!(second.name.as_deref(), Some("cnn-002"));
         let found = RunDir::find("cnn-002", &first.run_dir).unwrap();
         assert!(found.config().is_file());
+        let shared = RunDir::find("cnn-002", &first.run_dir).unwrap_err().to_string();
+        assert!(shared.contains("another process is working"), "{shared}");
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub(crate) fn run(args: &ServerArgs) -> Result<ExitCode> {
     }
     let session = Session::prepare(&args.run, args.remote_shards, token)?;
     eprintln!("listening on {}", listener.local_addr()?);
-    session.run(listener, None)
+    session.run(listener, |_, _| Ok(None))
 }
 
 fn listen(address: &str, token: Option<&str>) -> Result<TcpListener> {

@@ -11,7 +11,9 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use paceline_core::{Event, StopReason, Version};
 use paceline_params::{FlatVec, checkpoint};
-use paceline_server::{CheckpointConfig, Evaluator, Outcome, ServerConfig, Start, serve};
+use paceline_server::{
+    CheckpointConfig, Evaluator, Outcome, ServerConfig, ServerError, Start, serve,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
@@ -42,6 +44,8 @@ impl Session {
         };
         let file = resumed.as_ref().map(RunDir::config).or(args.config.clone());
         let mut config = RunConfig::layered(file.as_deref(), &args.flags)?;
+        // Written down, so that a resume with other workers keeps the meaning of the learning rate.
+        config.reference_weight = Some(config.full_weight());
         let side = ServerSide::new(config.model, &config.data, config.seed)?;
         let fresh = Start {
             tensors: side.tensors,
@@ -64,33 +68,49 @@ impl Session {
         Ok(Session { config, dir, start, server, evaluator, json })
     }
 
-    pub(crate) fn config(&self) -> &RunConfig {
-        &self.config
-    }
-
-    pub(crate) fn dir(&self) -> &RunDir {
-        &self.dir
-    }
-
-    /// Runs to the end and says what came of it.
-    pub(crate) fn run(self, listener: TcpListener, crew: Option<Crew>) -> Result<ExitCode> {
+    /// Runs to the end and says what came of it. `start_crew` starts workers, if it is this process
+    /// that does.
+    pub(crate) fn run(
+        self,
+        listener: TcpListener,
+        start_crew: impl FnOnce(&RunConfig, &RunDir) -> Result<Option<Crew>>,
+    ) -> Result<ExitCode> {
         let Session { config, dir, start, server, evaluator, json } = self;
-        let goal = goal(&server, &config);
-        let (events, recorder) = record(&dir, goal)?;
-        let outcome = drive(server, start, listener, evaluator, events, crew.as_ref());
+        let runtime = runtime()?;
+        // From here on Ctrl-C is heard, so nobody who is started is left behind.
+        let told_to_stop = {
+            let _inside = runtime.enter();
+            told_to_stop()?
+        };
+        let (events, recorder) = record(&dir, goal(&server, &config))?;
+        let crew = start_crew(&config, &dir)?;
+        let quorum = config.quorum;
+        let gone = crew.as_ref().map(Crew::all_gone);
+        let interrupt = async move {
+            tokio::select! {
+                () = told_to_stop => StopReason::Interrupted,
+                () = or_never(gone) => {
+                    StopReason::QuorumLost { live: 0, quorum, grace: Duration::ZERO }
+                }
+            }
+        };
+        listener.set_nonblocking(true)?;
+        let outcome: Result<Outcome> = runtime.block_on(async move {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            Ok(serve(server, start, listener, evaluator, events, interrupt).await?)
+        });
         let recorded = recorder.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let outcome = outcome?;
-        recorded?;
-        let orphaned = outcome.reason == StopReason::Interrupted
-            && crew.as_ref().is_some_and(|crew| is_ready(crew.all_gone()));
         let words = crew.as_ref().map(Crew::last_words).unwrap_or_default();
         drop(crew);
+        let outcome = match outcome {
+            Err(error) if matches!(error.downcast_ref(), Some(ServerError::Stopped)) => {
+                eprintln!("interrupted before it began");
+                return Ok(ExitCode::from(130));
+            }
+            outcome => outcome?,
+        };
 
-        let mut summary = Summary::new(&config, &outcome);
-        if orphaned {
-            summary.reason = "all workers ended".to_owned();
-            summary.success = false;
-        }
+        let summary = Summary::new(&config, &outcome);
         dir.write_summary(&summary)?;
         if json {
             println!("{}", serde_json::to_string(&summary)?);
@@ -103,8 +123,8 @@ impl Session {
             }
             eprintln!("error: {}", summary.reason);
         }
+        recorded?;
         Ok(match outcome.reason {
-            _ if orphaned => ExitCode::FAILURE,
             StopReason::Failed(_) => ExitCode::FAILURE,
             StopReason::QuorumLost { .. } => ExitCode::from(3),
             StopReason::Interrupted => ExitCode::from(130),
@@ -185,7 +205,8 @@ fn goal(server: &ServerConfig, config: &RunConfig) -> Option<u64> {
     server.limits.rounds.into_iter().chain(epochs).min()
 }
 
-/// Starts the thread that writes the log and draws the display; it ends with the events.
+/// Starts the thread that writes the log and draws the display; it ends with the events. A log that
+/// cannot be written is said at once and again at the end; the run goes on.
 fn record(
     dir: &RunDir,
     goal: Option<u64>,
@@ -194,60 +215,49 @@ fn record(
     let mut log = EventLog::open(&dir.events())?;
     let recorder = thread::Builder::new().name("recorder".to_owned()).spawn(move || {
         let mut display = Display::new(goal);
+        let mut logged = Ok(());
         while let Ok(first) = events.recv() {
             for event in std::iter::once(first).chain(events.try_iter()) {
-                log.add(&event)?;
                 display.event(&event);
+                if logged.is_ok() {
+                    logged = log.add(&event);
+                }
             }
-            log.flush()?;
+            if logged.is_ok() {
+                logged = log.flush();
+                if let Err(error) = &logged {
+                    display.say(&format!("the run goes on, unrecorded: {error:#}"));
+                }
+            }
         }
-        Ok(())
+        logged
     })?;
     Ok((sender, recorder))
 }
 
-fn drive(
-    server: ServerConfig,
-    start: Start,
-    listener: TcpListener,
-    evaluator: Option<Evaluator>,
-    events: mpsc::Sender<Event>,
-    crew: Option<&Crew>,
-) -> Result<Outcome> {
-    listener.set_nonblocking(true)?;
-    let gone = crew.map(Crew::all_gone);
-    runtime()?.block_on(async move {
-        let listener = tokio::net::TcpListener::from_std(listener)?;
-        let interrupt = async {
-            tokio::select! {
-                () = told_to_stop() => {}
-                () = async {
-                    match gone {
-                        Some(gone) => gone.await,
-                        None => std::future::pending().await,
-                    }
-                } => {}
-            }
-        };
-        Ok(serve(server, start, listener, evaluator, events, interrupt).await?)
-    })
+async fn or_never(future: Option<impl Future<Output = ()>>) {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
 }
 
-/// Ctrl-C or a termination signal; a second Ctrl-C ends the process at once.
-async fn told_to_stop() {
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
-    }
-    eprintln!("stopping: writing a checkpoint; Ctrl-C again to stop at once");
-    tokio::spawn(async {
-        if tokio::signal::ctrl_c().await.is_ok() {
-            std::process::exit(130);
+/// Resolves on Ctrl-C or a termination signal; a second Ctrl-C then ends the process at once.
+fn told_to_stop() -> Result<impl Future<Output = ()>> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
         }
-    });
+        eprintln!("stopping: writing a checkpoint; Ctrl-C again to stop at once");
+        tokio::spawn(async move {
+            if interrupt.recv().await.is_some() {
+                std::process::exit(130);
+            }
+        });
+    })
 }
 
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
@@ -256,9 +266,4 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
         .enable_all()
         .build()
         .context("failed to start the runtime")
-}
-
-fn is_ready(future: impl Future<Output = ()>) -> bool {
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    std::pin::pin!(future).poll(&mut context).is_ready()
 }

@@ -22,6 +22,5 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     let session = Session::prepare(args, false, None)?;
     let listener = TcpListener::bind("127.0.0.1:0").context("failed to listen on loopback")?;
     let address = listener.local_addr()?.to_string();
-    let crew = Crew::start(session.config(), &address, session.dir())?;
-    session.run(listener, Some(crew))
+    session.run(listener, |config, dir| Crew::start(config, &address, dir).map(Some))
 }

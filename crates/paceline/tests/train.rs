@@ -48,13 +48,13 @@ fn settings_come_from_file_environment_and_flags_in_that_order() {
 fn wrong_input_is_refused_with_what_and_where_and_leaves_nothing_behind() {
     let place = Place::new();
     place.write("typo.toml", "workers = 2\nshard = 3\n");
-    place.run("train typo.toml").failed(1, &["typo.toml", "line 2", "shard"]);
-    place.run("train missing.toml").failed(1, &["missing.toml"]);
+    place.run("train typo.toml").failed(2, &["typo.toml", "line 2", "shard"]);
+    place.run("train missing.toml").failed(2, &["missing.toml"]);
     place.run("train --policy fastest").failed(2, &["unknown policy `fastest`"]);
     place.run("train --workers none").failed(2, &["--workers"]);
-    place.run("train --quorum 9").failed(1, &["quorum must be from 1 to the number of workers"]);
-    place.run("train --stragglers lazy:1").failed(1, &["slow:WORKER:FACTOR"]);
-    place.run("train --deterministic").failed(1, &["--policy full"]);
+    place.run("train --quorum 9").failed(2, &["quorum must be from 1 to the number of workers"]);
+    place.run("train --stragglers lazy:1").failed(2, &["slow:WORKER:FACTOR"]);
+    place.run("train --deterministic").failed(2, &["--policy full"]);
     place.run("train --data nowhere").failed(1, &["nowhere"]);
     place.run("train --resume nobody").failed(1, &["there is no run nobody"]);
     place.run("train --name ../out").failed(1, &["no name for a run"]);
@@ -111,6 +111,7 @@ fn ctrl_c_writes_a_checkpoint_and_resuming_gives_the_bits_of_an_undisturbed_run(
     cut.signal(Signal::INT);
     let ended = cut.wait().failed(130, &["stopping"]);
     assert!(ended.stdout.contains("interrupted"), "{}", ended.stdout);
+    assert!(place.events("cut").len() > 5);
     let resumed = place.run("train --resume cut --json --nominal 0").ok().json();
     assert!(resumed["rounds"].as_u64().unwrap() < 60);
     assert_eq!(resumed["param_hash"], whole["param_hash"]);
@@ -121,7 +122,7 @@ fn ctrl_c_writes_a_checkpoint_and_resuming_gives_the_bits_of_an_undisturbed_run(
 fn a_run_whose_workers_all_fail_says_why_at_once() {
     let place = Place::new();
     let args = "train --model mlp --workers 2 --name orphaned --stragglers kill:0@3,kill:1@3";
-    place.run(args).failed(1, &["all workers ended"]);
+    place.run(args).failed(3, &["quorum lost", "0 live workers"]);
 }
 
 #[test]

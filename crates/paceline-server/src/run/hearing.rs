@@ -1,6 +1,8 @@
 //! Who comes, what they say, and how they go.
 
-use paceline_core::{Blocks, Contribution, EventKind, LeaveReason, ShardId, Version, WorkerId};
+use paceline_core::{
+    Blocks, Contribution, EventKind, LeaveReason, ShardId, Time, Version, WorkerId,
+};
 use paceline_params::Block;
 use paceline_wire::message::{FromShard, FromWorker, Job, ToShard, ToWorker};
 
@@ -99,7 +101,7 @@ impl Run {
 
     pub(super) fn hear_shard(&mut self, index: u32, message: FromShard, blocks: Vec<Block>) {
         match message {
-            FromShard::Ready => {}
+            FromShard::Ready | FromShard::Alive => {}
             FromShard::Staged { worker, session, base } => {
                 if self.workers.is_current(worker, session) {
                     self.staged(worker, base, index);
@@ -170,6 +172,23 @@ impl Run {
         let now = self.now();
         for (worker, silence) in self.liveness.silent(now) {
             self.leave(worker, LeaveReason::Silent(silence));
+        }
+        if self.config.placement.remote {
+            self.look_at_shards(now);
+        }
+    }
+
+    /// A shard in another process gives signs of life; without it the run cannot go on. Reports of
+    /// its whole state may take longer to come over than other words.
+    fn look_at_shards(&mut self, now: Time) {
+        let patience = self.config.liveness * if self.snapshot.is_some() { 10 } else { 1 };
+        let silent = (0..).zip(&self.shards_heard).find_map(|(index, &heard)| {
+            let silence = now.since(heard);
+            (silence > patience).then_some((index, silence))
+        });
+        if let Some((index, silence)) = silent {
+            let index: u32 = index;
+            self.fail(format!("shard {index} was silent for {:.1} s", silence.as_secs_f64()));
         }
     }
 }

@@ -97,14 +97,14 @@ pub enum ServerError {
     Stopped,
 }
 
-/// Runs a server until the run is over or `interrupt` resolves. Every event goes to `events`.
+/// Runs a server until the run is over or `interrupt` says why it must end. Every event goes to `events`.
 pub async fn serve(
     config: ServerConfig,
     start: Start,
     listener: impl Listener,
     evaluator: Option<Evaluator>,
     events: mpsc::Sender<Event>,
-    interrupt: impl Future<Output = ()>,
+    interrupt: impl Future<Output = StopReason>,
 ) -> Result<Outcome, ServerError> {
     let (inputs, mut queue) = unbounded_channel();
     let layout = Layout::new(
@@ -130,7 +130,7 @@ pub async fn serve(
     let inbox = (&inputs, &mut queue);
     let shards = tokio::select! {
         shards = Shards::place(&config, &layout, staging, &start, &door, inbox) => shards?,
-        () = &mut interrupt => return Err(ServerError::Stopped),
+        _ = &mut interrupt => return Err(ServerError::Stopped),
     };
     let mut run = Run::new(config, &start, layout, staging, shards, evaluator, events, inputs)?;
     Ok(run.drive(&mut queue, interrupt).await)
@@ -179,6 +179,8 @@ struct Run {
     most: usize,
     slots: PushSlots,
     shards: Shards,
+    /// When each shard last said anything.
+    shards_heard: Vec<Time>,
     liveness: Liveness,
     clock: Instant,
     events: mpsc::Sender<Event>,
@@ -243,6 +245,7 @@ impl Run {
                 true => staging as usize,
                 false => MAX_WORKERS as usize,
             },
+            shards_heard: vec![Time::ZERO; shards.len()],
             shards,
             liveness: Liveness::new(config.liveness),
             clock: Instant::now(),
@@ -280,6 +283,7 @@ impl Run {
             shards: self.layout.shards(),
             parameters: self.layout.total() as u64,
             samples: self.config.samples,
+            used: self.progress.samples_before,
             version: self.progress.version,
             staging_bytes: one * u64::from(staging),
         });
@@ -288,7 +292,7 @@ impl Run {
     async fn drive(
         &mut self,
         queue: &mut UnboundedReceiver<Input>,
-        interrupt: impl Future<Output = ()>,
+        interrupt: impl Future<Output = StopReason>,
     ) -> Outcome {
         tokio::pin!(interrupt);
         for early in std::mem::take(&mut self.shards.early) {
@@ -309,9 +313,9 @@ impl Run {
                     }
                 }
                 () = sleep_until(deadline.into()) => {}
-                () = &mut interrupt, if !interrupted => {
+                reason = &mut interrupt, if !interrupted => {
                     interrupted = true;
-                    self.stop_because(StopReason::Interrupted);
+                    self.stop_because(reason);
                 }
             }
             self.look_around();
@@ -365,6 +369,10 @@ impl Run {
                 let _ = call.reply.send(Err("all shards are there already".to_owned()));
             }
             Input::Shard { index, report: Ok(report) } => {
+                let now = self.now();
+                if let Some(heard) = self.shards_heard.get_mut(index as usize) {
+                    *heard = now;
+                }
                 self.hear_shard(index, report.message, report.blocks);
             }
             Input::Shard { report: Err(error), .. } => self.fail(error),

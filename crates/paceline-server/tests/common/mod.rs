@@ -127,6 +127,7 @@ impl Server {
                     if interrupted.await.is_err() {
                         std::future::pending::<()>().await;
                     }
+                    StopReason::Interrupted
                 };
                 serve(config, start, listener, None, sender, interrupted).await
             })

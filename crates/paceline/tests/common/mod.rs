@@ -87,7 +87,7 @@ impl Running {
     }
 
     pub fn wait(mut self) -> Ended {
-        let mut read = |pipe: Option<&mut dyn std::io::Read>| {
+        let read = |pipe: Option<&mut dyn std::io::Read>| {
             let mut bytes = Vec::new();
             if let Some(pipe) = pipe {
                 pipe.read_to_end(&mut bytes).unwrap();
