@@ -61,6 +61,11 @@ impl Report {
         self.add(name, f64::from(u8::from(holds)), "yes".to_owned(), holds, note.into());
     }
 
+    /// A figure that is stated and has no goal of its own.
+    pub(crate) fn tell(&mut self, name: &str, value: f64, note: impl Into<String>) {
+        self.add(name, value, "stated".to_owned(), value.is_finite(), note.into());
+    }
+
     /// A figure that this run could not carry.
     pub(crate) fn skip(&mut self, name: &str, goal: &str, why: &str) {
         eprintln!("{name}: skipped, {why}");

@@ -4,41 +4,41 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::{Time, WorkerId};
 
-/// The last sign of life of every worker, from heartbeats or any other message.
+/// The last sign of life of every worker (or shard), from heartbeats or any other message.
 #[derive(Debug, Clone)]
-pub struct Liveness {
+pub struct Liveness<Id = WorkerId> {
     timeout: Duration,
-    heard: BTreeMap<WorkerId, Time>,
+    heard: BTreeMap<Id, Time>,
     /// When somebody last looked.
     looked: Time,
 }
 
-impl Liveness {
-    /// Workers silent for longer than `timeout` count as dead.
+impl<Id: Ord + Copy> Liveness<Id> {
+    /// Who is silent for longer than `timeout` counts as dead.
     pub fn new(timeout: Duration) -> Self {
         Liveness { timeout, heard: BTreeMap::new(), looked: Time::ZERO }
     }
 
-    /// `worker` gave a sign of life.
-    pub fn heard(&mut self, worker: WorkerId, now: Time) {
-        self.heard.insert(worker, now);
+    /// `id` gave a sign of life.
+    pub fn heard(&mut self, id: Id, now: Time) {
+        self.heard.insert(id, now);
     }
 
-    /// Stop watching `worker`: it has left.
-    pub fn forget(&mut self, worker: WorkerId) {
-        self.heard.remove(&worker);
+    /// Stop watching `id`: it has left.
+    pub fn forget(&mut self, id: Id) {
+        self.heard.remove(&id);
     }
 
-    /// The workers that have been silent for too long, with how long. To be asked often: who does
+    /// Those who have been silent for too long, with how long. To be asked often: who does
     /// not look for as long as that was held up, and what was said meanwhile is still to be heard.
-    pub fn silent(&mut self, now: Time) -> Vec<(WorkerId, Duration)> {
+    pub fn silent(&mut self, now: Time) -> Vec<(Id, Duration)> {
         let away = now.since(std::mem::replace(&mut self.looked, now));
         if away > self.timeout {
             self.heard.values_mut().for_each(|last| *last = now);
         }
         self.heard
             .iter()
-            .map(|(&worker, &last)| (worker, now.since(last)))
+            .map(|(&id, &last)| (id, now.since(last)))
             .filter(|&(_, silence)| silence > self.timeout)
             .collect()
     }

@@ -2,7 +2,7 @@
 //!
 //! [`serve`] drives the sans-IO coordinator of `paceline-core` from sockets and a clock;
 //! [`serve_shard`] runs one shard in a process of its own. Decisions are made in the core, sums in
-//! [`shard`]; what is here moves messages between them.
+//! `shard`; what is here moves messages between them.
 
 mod checkpoints;
 mod config;

@@ -15,7 +15,7 @@ use paceline_params::{OptimizerSpec, checkpoint};
 use paceline_server::{
     CheckpointConfig, Outcome, ServerConfig, ServerError, ShardConfig, Start, serve_shard,
 };
-use paceline_wire::message::{Reply, Role};
+use paceline_wire::message::{FromShard, Reply, Role, ToShard};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::oneshot,
@@ -144,6 +144,22 @@ fn a_shard_that_does_not_fit_is_refused_and_told_why() {
     for shard in shards {
         shard.join().unwrap();
     }
+}
+
+#[test]
+fn a_shard_that_falls_silent_ends_the_run_and_is_named() {
+    let mut config = exact(1, true);
+    config.liveness = Duration::from_millis(300);
+    let server = Server::start(config, start());
+    let role = Role::Shard { index: 0, of: 1, address: ":0".to_owned() };
+    let mut shard = Line::hello(server.address, "", role);
+    assert_eq!(shard.hear::<Reply<()>>(), Reply::Welcome(()));
+    assert!(matches!(shard.hear(), ToShard::Init(_)));
+    shard.say(&FromShard::Ready);
+    server.wait_for(|event| matches!(event, EventKind::Stopped { .. }));
+    drop(shard);
+    let StopReason::Failed(what) = server.join().0.unwrap().reason else { panic!("no failure") };
+    assert!(what.starts_with("shard 0 was silent for 0."), "{what}");
 }
 
 fn checkpointed(dir: &Path) -> ServerConfig {

@@ -173,21 +173,15 @@ impl Run {
         for (worker, silence) in self.liveness.silent(now) {
             self.leave(worker, LeaveReason::Silent(silence));
         }
-        if self.config.placement.remote {
-            self.look_at_shards(now);
-        }
+        self.look_at_shards(now);
     }
 
     /// A shard in another process gives signs of life; without it the run cannot go on. Reports of
     /// its whole state may take longer to come over than other words.
     fn look_at_shards(&mut self, now: Time) {
         let patience = self.config.liveness * if self.snapshot.is_some() { 10 } else { 1 };
-        let silent = (0..).zip(&self.shards_heard).find_map(|(index, &heard)| {
-            let silence = now.since(heard);
-            (silence > patience).then_some((index, silence))
-        });
-        if let Some((index, silence)) = silent {
-            let index: u32 = index;
+        let silent = self.shards_alive.silent(now);
+        if let Some((index, silence)) = silent.iter().find(|(_, silence)| *silence > patience) {
             self.fail(format!("shard {index} was silent for {:.1} s", silence.as_secs_f64()));
         }
     }

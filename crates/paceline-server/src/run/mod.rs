@@ -179,9 +179,9 @@ struct Run {
     most: usize,
     slots: PushSlots,
     shards: Shards,
-    /// When each shard last said anything.
-    shards_heard: Vec<Time>,
     liveness: Liveness,
+    /// Signs of life of shards in other processes.
+    shards_alive: Liveness<u32>,
     clock: Instant,
     events: mpsc::Sender<Event>,
     inputs: UnboundedSender<Input>,
@@ -245,9 +245,9 @@ impl Run {
                 true => staging as usize,
                 false => MAX_WORKERS as usize,
             },
-            shards_heard: vec![Time::ZERO; shards.len()],
             shards,
             liveness: Liveness::new(config.liveness),
+            shards_alive: Liveness::new(config.liveness),
             clock: Instant::now(),
             events,
             inputs,
@@ -270,6 +270,9 @@ impl Run {
             layout,
             config,
         };
+        for shard in (0..run.shards.len() as u32).filter(|_| run.config.placement.remote) {
+            run.shards_alive.heard(shard, Time::ZERO);
+        }
         run.announce(staging);
         Ok(run)
     }
@@ -340,7 +343,7 @@ impl Run {
 
     fn deadline(&self) -> Instant {
         let wake = self.core.next_wake().filter(|_| self.stop.is_none());
-        let tick = self.now() + TICK;
+        let tick = self.now() + TICK.min(self.config.liveness / 4);
         self.clock + Duration::from_nanos(wake.map_or(tick, |wake| wake.min(tick)).as_nanos())
     }
 
@@ -369,9 +372,9 @@ impl Run {
                 let _ = call.reply.send(Err("all shards are there already".to_owned()));
             }
             Input::Shard { index, report: Ok(report) } => {
-                let now = self.now();
-                if let Some(heard) = self.shards_heard.get_mut(index as usize) {
-                    *heard = now;
+                if self.config.placement.remote {
+                    let now = self.now();
+                    self.shards_alive.heard(index, now);
                 }
                 self.hear_shard(index, report.message, report.blocks);
             }
