@@ -29,13 +29,13 @@ impl<Id: Ord + Copy> Liveness<Id> {
         self.heard.remove(&id);
     }
 
-    /// Those who have been silent for too long, with how long. To be asked often: who does
-    /// not look for as long as that was held up, and what was said meanwhile is still to be heard.
+    /// Those who have been silent for too long, with how long. To be asked at least four times in
+    /// the timeout: time in which nobody listened does not count as silence, since what was said
+    /// meanwhile is still to be heard.
     pub fn silent(&mut self, now: Time) -> Vec<(Id, Duration)> {
         let away = now.since(std::mem::replace(&mut self.looked, now));
-        if away > self.timeout {
-            self.heard.values_mut().for_each(|last| *last = now);
-        }
+        let held_up = away.saturating_sub(self.timeout / 4);
+        self.heard.values_mut().for_each(|last| *last = now.min(*last + held_up));
         self.heard
             .iter()
             .map(|(&id, &last)| (id, now.since(last)))
@@ -56,8 +56,10 @@ mod tests {
     fn a_worker_is_dead_only_after_its_silence_passes_the_timeout() {
         let mut liveness = Liveness::new(Duration::from_secs(5));
         liveness.heard(WorkerId(1), Time::ZERO);
+        for second in 1..=5 {
+            assert!(liveness.silent(at(second)).is_empty());
+        }
         liveness.heard(WorkerId(2), at(3));
-        assert!(liveness.silent(at(5)).is_empty());
         assert_eq!(liveness.silent(at(6)), [(WorkerId(1), Duration::from_secs(6))]);
         liveness.forget(WorkerId(1));
         assert!(liveness.silent(at(7)).is_empty());
@@ -65,11 +67,13 @@ mod tests {
 
     #[test]
     fn nobody_is_blamed_for_what_was_not_listened_to() {
-        let mut liveness = Liveness::new(Duration::from_secs(5));
+        let mut liveness = Liveness::new(Duration::from_secs(8));
         liveness.heard(WorkerId(1), Time::ZERO);
         assert!(liveness.silent(at(1)).is_empty());
-        assert!(liveness.silent(at(60)).is_empty());
-        assert!(liveness.silent(at(65)).is_empty());
-        assert_eq!(liveness.silent(at(66)), [(WorkerId(1), Duration::from_secs(6))]);
+        // Held up for a minute, of which a quarter of the timeout counts.
+        for second in 61..=66 {
+            assert!(liveness.silent(at(second)).is_empty());
+        }
+        assert_eq!(liveness.silent(at(67)), [(WorkerId(1), Duration::from_secs(9))]);
     }
 }

@@ -3,6 +3,7 @@
 mod common;
 
 use std::{
+    cell::Cell,
     collections::BTreeMap,
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex},
@@ -87,8 +88,17 @@ fn run(config: ServerConfig, start: Start) -> (Outcome, Vec<Event>) {
 /// Stops the workers after so many rounds, waits until something is on disk, and interrupts.
 fn interrupt(config: ServerConfig, start: Start, rounds: u32) -> (Outcome, Vec<Event>) {
     let gate = Gate::new(rounds);
+    let last = start.version.0 + u64::from(rounds);
     let (mut server, workers) = begin(config, start, &gate);
-    server.wait_for(|event| matches!(event, EventKind::Checkpointed { .. }));
+    let (stands, saved) = (Cell::new(false), Cell::new(false));
+    server.wait_for(|event| {
+        match event {
+            EventKind::RoundStarted { round, .. } if round.0 >= last => stands.set(true),
+            EventKind::Checkpointed { .. } => saved.set(true),
+            _ => {}
+        }
+        stands.get() && saved.get()
+    });
     server.interrupt();
     server.wait_for(|event| matches!(event, EventKind::Stopped { .. }));
     gate.open();
