@@ -6,7 +6,7 @@ use crate::{paceline::Paceline, report::Report, stats::abba_ratio};
 
 pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     // Padded to 40 ms a round, the work itself takes a few: two cores do not couple the workers.
-    let (pairs, rounds) = if report.quick() { (1, 15) } else { (3, 40) };
+    let (pairs, rounds) = if report.quick() { (1, 8) } else { (3, 40) };
     let mut number = 0;
     let mut rate = |policy: &str| {
         number += 1;
