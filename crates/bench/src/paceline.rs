@@ -63,12 +63,21 @@ impl Paceline {
 
     /// Trains under `name`, and reads what it left behind; a failed run is an outcome too.
     pub(crate) fn try_train(&self, name: &str, args: &str) -> Result<Run> {
-        let mut all = vec!["train", "--json", "--name", name];
+        self.run("--name", name, args)
+    }
+
+    /// Goes on with an earlier run.
+    pub(crate) fn resume(&self, name: &str, args: &str) -> Result<Run> {
+        self.run("--resume", name, args)
+    }
+
+    fn run(&self, how: &str, name: &str, args: &str) -> Result<Run> {
+        let mut all = vec!["train", "--json", how, name];
         all.extend(args.split_whitespace());
         let Output { status, stdout, stderr } = self.command(&all).output()?;
         let stderr = String::from_utf8_lossy(&stderr).into_owned();
         let summary = serde_json::from_slice(&stdout)
-            .with_context(|| format!("no summary of `train {args}`: {stderr}"))?;
+            .with_context(|| format!("no summary of `train {how} {name} {args}`: {stderr}"))?;
         Ok(Run { code: status.code(), summary, events: self.events(name)?, stderr })
     }
 
@@ -77,17 +86,6 @@ impl Paceline {
         let run = self.try_train(name, args)?;
         ensure!(run.code == Some(0), "`train {args}` failed: {}", run.stderr);
         Ok(run)
-    }
-
-    /// Goes on with an earlier run.
-    pub(crate) fn resume(&self, name: &str, args: &str) -> Result<Run> {
-        let mut all = vec!["train", "--json", "--resume", name];
-        all.extend(args.split_whitespace());
-        let Output { status, stdout, stderr } = self.command(&all).output()?;
-        let stderr = String::from_utf8_lossy(&stderr).into_owned();
-        let summary = serde_json::from_slice(&stdout)
-            .with_context(|| format!("no summary of resuming {name}: {stderr}"))?;
-        Ok(Run { code: status.code(), summary, events: self.events(name)?, stderr })
     }
 }
 

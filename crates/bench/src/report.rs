@@ -63,7 +63,11 @@ impl Report {
 
     /// A figure that is stated and has no goal of its own.
     pub(crate) fn tell(&mut self, name: &str, value: f64, note: impl Into<String>) {
-        self.add(name, value, "stated".to_owned(), value.is_finite(), note.into());
+        let note = note.into();
+        eprintln!("{name}: {value:.4} {note}");
+        let (name, goal) = (name.to_owned(), "stated".to_owned());
+        let figure = Figure { name, value: Some(value), goal, holds: None, skipped: None, note };
+        self.figures.push(figure);
     }
 
     /// A figure that this run could not carry.
@@ -116,7 +120,7 @@ impl Report {
             let holds = match figure.holds {
                 Some(true) => "yes",
                 Some(false) => "**no**",
-                None => "skipped",
+                None => "–",
             };
             let note = figure.skipped.as_deref().unwrap_or(&figure.note);
             let Figure { name, goal, .. } = figure;
