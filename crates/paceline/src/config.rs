@@ -88,7 +88,7 @@ impl Default for RunConfig {
             batch: 32,
             micro_batches: 4,
             optimizer: OptimizerSpec::MOMENTUM,
-            lr: 0.05,
+            lr: 0.02,
             schedule: Schedule::default(),
             lr_scaling: LrScaling::Linear,
             reference_weight: None,
@@ -178,7 +178,7 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_OPTIMIZER")]
     #[serde(skip_serializing_if = "Option::is_none")]
     optimizer: Option<OptimizerSpec>,
-    /// Learning rate at the reference weight [default: 0.05]
+    /// Learning rate at the reference weight [default: 0.02]
     #[arg(long, env = "PACELINE_LR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     lr: Option<f32>,
