@@ -1,0 +1,190 @@
+//! The trace itself.
+
+/// What is known of one worker in one round.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Cell {
+    /// It was not there, or failed.
+    Absent,
+    /// It took this long.
+    Observed(f64),
+    /// It took longer than this.
+    Censored(f64),
+}
+
+impl Cell {
+    /// The run-time or its lower bound.
+    pub fn bound(self) -> Option<f64> {
+        match self {
+            Cell::Absent => None,
+            Cell::Observed(x) | Cell::Censored(x) => Some(x),
+        }
+    }
+}
+
+/// What the numbers are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Unit {
+    /// Seconds.
+    #[default]
+    Seconds,
+    /// Multiples of something unknown: rates compare, hours cannot be told.
+    Relative,
+}
+
+/// When each of a worker's micro-batches was finished, since the start of the round.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MicroBatches {
+    per_round: usize,
+    ends: Vec<f64>,
+}
+
+/// Run-times of workers over rounds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trace {
+    name: String,
+    unit: Unit,
+    workers: Vec<String>,
+    /// Round by round. NaN is absent, a negative number a lower bound.
+    cells: Vec<f64>,
+    micro: Option<MicroBatches>,
+}
+
+impl Trace {
+    /// An empty trace of these workers; rounds are pushed.
+    pub fn new(name: impl Into<String>, unit: Unit, workers: Vec<String>) -> Trace {
+        assert!(!workers.is_empty(), "a trace has workers");
+        Trace { name: name.into(), unit, workers, cells: Vec::new(), micro: None }
+    }
+
+    /// An empty trace of `n` workers called by their numbers.
+    pub fn of_size(name: impl Into<String>, unit: Unit, n: usize) -> Trace {
+        Trace::new(name, unit, (0..n).map(|i| i.to_string()).collect())
+    }
+
+    /// Adds a round.
+    ///
+    /// # Panics
+    /// If it is not one cell a worker, or a run-time is not positive and finite.
+    pub fn push_round(&mut self, cells: impl IntoIterator<Item = Cell>) {
+        let before = self.cells.len();
+        self.cells.extend(cells.into_iter().map(|cell| match cell {
+            Cell::Absent => f64::NAN,
+            Cell::Observed(x) | Cell::Censored(x) if !(x > 0.0 && x.is_finite()) => {
+                panic!("a run-time is positive and finite, not {x}")
+            }
+            Cell::Observed(x) => x,
+            Cell::Censored(x) => -x,
+        }));
+        assert_eq!(self.cells.len() - before, self.workers.len(), "one cell a worker");
+    }
+
+    /// Adds a round whose workers finish their micro-batches at these moments (worker by worker,
+    /// ascending); the last is the run-time.
+    ///
+    /// # Panics
+    /// If it is not `per_round` moments a worker, the same in every round.
+    pub fn push_micro_round(&mut self, per_round: usize, ends: &[f64]) {
+        assert_eq!(ends.len(), self.workers.len() * per_round, "so many moments a worker");
+        let rounds = self.rounds();
+        let micro = self.micro.get_or_insert(MicroBatches { per_round, ends: Vec::new() });
+        assert!(micro.per_round == per_round && micro.ends.len() == rounds * ends.len());
+        micro.ends.extend_from_slice(ends);
+        self.push_round(ends.chunks_exact(per_round).map(|worker| {
+            assert!(worker.is_sorted(), "micro-batches finish in turn");
+            Cell::Observed(worker[per_round - 1])
+        }));
+    }
+
+    /// What people call it: a file's stem, a preset's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The same trace under another name.
+    pub fn named(mut self, name: impl Into<String>) -> Trace {
+        self.name = name.into();
+        self
+    }
+
+    /// What the numbers are.
+    pub fn unit(&self) -> Unit {
+        self.unit
+    }
+
+    /// The same numbers, in this unit.
+    pub fn in_unit(mut self, unit: Unit) -> Trace {
+        self.unit = unit;
+        self
+    }
+
+    /// Workers' names.
+    pub fn workers(&self) -> &[String] {
+        &self.workers
+    }
+
+    /// How many rounds.
+    pub fn rounds(&self) -> usize {
+        self.cells.len() / self.workers.len()
+    }
+
+    /// One cell.
+    pub fn cell(&self, round: usize, worker: usize) -> Cell {
+        unpack(self.cells[round * self.workers.len() + worker])
+    }
+
+    /// One round, in worker order.
+    pub fn row(&self, round: usize) -> impl ExactSizeIterator<Item = Cell> + '_ {
+        let n = self.workers.len();
+        self.cells[round * n..][..n].iter().map(|&packed| unpack(packed))
+    }
+
+    /// The run-times of a round that are there (lower bounds included), ascending, into `sorted`.
+    pub fn sorted_row(&self, round: usize, sorted: &mut Vec<f64>) {
+        sorted.clear();
+        sorted.extend(self.row(round).filter_map(Cell::bound));
+        sorted.sort_unstable_by(f64::total_cmp);
+    }
+
+    /// Micro-batches a worker does in a round; 1 where the trace does not know.
+    pub fn micro_batches(&self) -> usize {
+        self.micro.as_ref().map_or(1, |micro| micro.per_round)
+    }
+
+    /// When a worker finished each of its micro-batches, if the trace knows.
+    pub fn micro_ends(&self, round: usize, worker: usize) -> Option<&[f64]> {
+        let micro = self.micro.as_ref()?;
+        let at = (round * self.workers.len() + worker) * micro.per_round;
+        Some(&micro.ends[at..at + micro.per_round])
+    }
+
+    /// The median of all run-times that are there.
+    pub fn median(&self) -> f64 {
+        let mut all: Vec<f64> =
+            self.cells.iter().filter(|x| !x.is_nan()).map(|x| x.abs()).collect();
+        if all.is_empty() {
+            return 0.0;
+        }
+        let middle = all.len() / 2;
+        *all.select_nth_unstable_by(middle, f64::total_cmp).1
+    }
+
+    /// The share of cells that are only lower bounds.
+    pub fn censored_share(&self) -> f64 {
+        let (mut there, mut censored) = (0u64, 0u64);
+        for x in &self.cells {
+            there += u64::from(!x.is_nan());
+            censored += u64::from(*x < 0.0);
+        }
+        censored as f64 / there.max(1) as f64
+    }
+}
+
+fn unpack(packed: f64) -> Cell {
+    if packed.is_nan() {
+        Cell::Absent
+    } else if packed < 0.0 {
+        Cell::Censored(-packed)
+    } else {
+        Cell::Observed(packed)
+    }
+}
