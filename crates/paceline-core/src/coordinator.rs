@@ -189,7 +189,9 @@ impl Coordinator {
                 self.assembly.forget(*worker);
                 self.ledger.forget(*worker);
             }
-            EventKind::Arrived { worker, base, .. } => self.ledger.accept(*worker, *base)?,
+            EventKind::Arrived { worker, base, weight, .. } => {
+                self.ledger.accept(*worker, *base, *weight as u32)?;
+            }
             EventKind::Late { worker, base, weight, .. } => {
                 self.ledger.count_dropped(*weight as u64);
                 if self.straggler == Straggler::Finish {

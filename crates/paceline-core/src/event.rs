@@ -117,6 +117,9 @@ pub enum EventKind {
         round: Round,
         /// Why now.
         reason: CutReason,
+        /// What the policy trusts, if it weighs several things.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        trusts: Option<String>,
         /// Contributions accepted so far.
         accepted: u32,
         /// Those still working for it.
@@ -209,7 +212,7 @@ impl fmt::Display for LeaveReason {
 }
 
 /// Why a round stopped waiting.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CutReason {
     /// Nobody is left to wait for.
@@ -219,6 +222,13 @@ pub enum CutReason {
         /// That many.
         wanted: u32,
     },
+    /// The moment that the policy keeps.
+    Deadline,
+    /// No further wait for those still out was worth its time.
+    NotWorthWaiting {
+        /// How many were still out.
+        missing: u32,
+    },
 }
 
 impl fmt::Display for CutReason {
@@ -226,6 +236,10 @@ impl fmt::Display for CutReason {
         match self {
             CutReason::AllArrived => write!(f, "all arrived"),
             CutReason::Count { wanted } => write!(f, "{wanted} arrived"),
+            CutReason::Deadline => write!(f, "deadline"),
+            CutReason::NotWorthWaiting { missing } => {
+                write!(f, "not worth waiting for {missing} more")
+            }
         }
     }
 }

@@ -264,10 +264,24 @@ impl Ledger {
 
     /// What `worker` computed from `base` is in the open round's sum. It is used once the round
     /// closes ([`Self::close`]); a run that ends before that hands the samples out again.
-    pub fn accept(&mut self, worker: WorkerId, base: Version) -> Result<(), LedgerError> {
+    ///
+    /// Of a salvaged contribution only the first `samples` are in; others get the rest.
+    pub fn accept(
+        &mut self,
+        worker: WorkerId,
+        base: Version,
+        samples: u32,
+    ) -> Result<(), LedgerError> {
         let held =
             self.held.get_mut(&(worker, base)).ok_or(LedgerError::NotHeld { worker, base })?;
         held.accepted = true;
+        let whole = held.range;
+        held.range.end = whole.end.min(whole.start.saturating_add(samples.max(1)));
+        if held.range.end < whole.end {
+            let times = held.times_returned + 1;
+            let rest = (whole.epoch, held.range.end);
+            self.returned.insert(rest, Returned { end: whole.end, times, by: worker });
+        }
         Ok(())
     }
 

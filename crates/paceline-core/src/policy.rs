@@ -19,6 +19,11 @@ pub trait Policy: Send {
     /// Asked after arrivals, when membership changes, and at the moments it asked to be woken.
     fn decide(&mut self, view: &RoundView<'_>) -> Decision;
 
+    /// What it goes by at present, if it weighs several things: for people.
+    fn trusts(&self, _participants: usize) -> Option<String> {
+        None
+    }
+
     /// How many versions behind the open round a contribution may be and still be admitted: 0 for
     /// synchronous rounds, s for bounded staleness.
     fn admissible_lag(&self) -> u64 {
@@ -27,8 +32,12 @@ pub trait Policy: Send {
 
     /// Asked once, at the cut: how long what stragglers have finished is worth waiting for. They
     /// are admitted inside this grace, and the round closes at its end, or when all have answered.
-    fn grace(&mut self, _view: &RoundView<'_>) -> Duration {
-        Duration::ZERO
+    /// Without salvage there is nothing to wait for.
+    fn grace(&mut self, view: &RoundView<'_>) -> Duration {
+        match view.partial > 1 {
+            true => view.now.since(view.opened).mul_f64(0.1),
+            false => Duration::ZERO,
+        }
     }
 
     /// Whether it may close some blocks before others. Shards then fold a block only when it
@@ -86,6 +95,9 @@ pub struct RoundView<'a> {
     pub arrivals: &'a [Arrival],
     /// The least number of contributions that a round may close with.
     pub quorum: usize,
+    /// Micro-batches of a worker that count one by one at the cut (salvage); 1 where a contribution
+    /// is all or nothing.
+    pub partial: u32,
     pub(crate) working: &'a BTreeMap<WorkerId, Assignment>,
     pub(crate) oldest: Version,
     pub(crate) outstanding: usize,
@@ -95,7 +107,10 @@ impl<'a> RoundView<'a> {
     /// Workers that may still arrive in this round, in worker order. All are live.
     pub fn outstanding(&self) -> impl Iterator<Item = (WorkerId, &'a Assignment)> + use<'a> {
         let oldest = self.oldest;
-        self.working.iter().filter(move |(_, a)| a.base >= oldest).map(|(&w, a)| (w, a))
+        self.working
+            .iter()
+            .filter(move |(_, a)| a.base >= oldest && !a.stopped)
+            .map(|(&w, a)| (w, a))
     }
 
     /// How many may still arrive.
@@ -120,6 +135,8 @@ pub struct RoundRecord<'a> {
     pub cut: Time,
     /// When its membership was fixed.
     pub closed: Time,
+    /// Samples behind all that was accepted.
+    pub weight: f64,
     /// The run-time of everyone who was given work in this round, in worker order.
     pub run_times: &'a [(WorkerId, RunTime)],
 }

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{Arrival, BlockClose, Blocks, Round, RoundView, RunTime, Time, Version, WorkerId};
+use crate::{
+    Arrival, BlockClose, Blocks, Round, RoundConfig, RoundView, RunTime, Straggler, Time, Version,
+    WorkerId,
+};
 
 /// Work that a worker was given.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -15,6 +18,8 @@ pub struct Assignment {
     pub samples: u32,
     /// Micro-batches it has reported finished.
     pub done: u32,
+    /// It was cut and has said that nothing will come.
+    pub stopped: bool,
     /// The round must not be cut before it has arrived (unless it dies).
     pub waited_for: bool,
 }
@@ -29,19 +34,33 @@ pub(crate) struct Roster {
     /// Blocks that closed before the rest, with how many had arrived.
     pub(crate) frozen: Vec<(BTreeSet<u32>, usize)>,
     quorum: usize,
+    /// Micro-batches that count one by one at the cut; 1 where a contribution is all or nothing.
+    partial: u32,
     lag: u64,
 }
 
 impl Roster {
-    pub(crate) fn new(round: Round, quorum: usize, lag: u64) -> Self {
+    pub(crate) fn new(round: Round, config: &RoundConfig, lag: u64) -> Self {
+        let partial = match config.straggler {
+            Straggler::Salvage => config.micro_batches.max(1),
+            Straggler::Abort | Straggler::Finish => 1,
+        };
         Roster {
             round,
             opened: Time::ZERO,
             arrivals: Vec::new(),
             working: BTreeMap::new(),
             frozen: Vec::new(),
-            quorum,
+            quorum: config.quorum,
+            partial,
             lag,
+        }
+    }
+
+    /// A straggler has said that nothing will come of its work.
+    pub(crate) fn stop(&mut self, worker: WorkerId) {
+        if let Some(work) = self.working.get_mut(&worker) {
+            work.stopped = true;
         }
     }
 
@@ -52,6 +71,7 @@ impl Roster {
             opened: self.opened,
             arrivals: &self.arrivals,
             quorum: self.quorum,
+            partial: self.partial,
             working: &self.working,
             oldest: self.oldest_admissible(),
             outstanding: self.outstanding().count(),
@@ -65,7 +85,8 @@ impl Roster {
 
     pub(crate) fn outstanding(&self) -> impl Iterator<Item = (WorkerId, &Assignment)> {
         let oldest = self.oldest_admissible();
-        self.working.iter().filter(move |(_, w)| w.base >= oldest).map(|(&id, w)| (id, w))
+        let may_come = move |work: &Assignment| work.base >= oldest && !work.stopped;
+        self.working.iter().filter(move |(_, w)| may_come(w)).map(|(&id, w)| (id, w))
     }
 
     pub(crate) fn memberships(&self, blocks: u32) -> Vec<BlockClose> {

@@ -31,6 +31,8 @@ pub struct RoundConfig {
     pub join_grace: Duration,
     /// What stragglers do.
     pub straggler: Straggler,
+    /// Micro-batches that a worker does in a round.
+    pub micro_batches: u32,
     /// Blocks in the model.
     pub blocks: u32,
 }
@@ -43,6 +45,7 @@ impl Default for RoundConfig {
             expected: 1,
             join_grace: Duration::from_secs(60),
             straggler: Straggler::Abort,
+            micro_batches: 1,
             blocks: 1,
         }
     }
@@ -146,7 +149,7 @@ impl RoundMachine {
     pub fn new(config: RoundConfig, policy: Box<dyn Policy>, first: Round) -> Self {
         let lag = policy.admissible_lag();
         RoundMachine {
-            roster: Roster::new(first, config.quorum, lag),
+            roster: Roster::new(first, &config, lag),
             config,
             policy,
             phase: Phase::Closed,
@@ -250,7 +253,10 @@ impl RoundMachine {
                 return Err(MachineError::NotCut { worker, base });
             }
             // The close takes its work, and knows its run-time as censored.
-            Phase::Cut { .. } if base == self.roster.round.base() => return Ok(()),
+            Phase::Cut { .. } if base == self.roster.round.base() => {
+                self.roster.stop(worker);
+                return Ok(());
+            }
             Phase::Open | Phase::Cut { .. } | Phase::Closed => {}
         }
         if self.end_work(worker, base) {
@@ -276,7 +282,12 @@ impl RoundMachine {
             return Err(MachineError::BadLoss { worker, loss });
         }
         let in_time = self.end_work(worker, base);
-        let run_time = RunTime::Observed(now.since(given.started));
+        let elapsed = now.since(given.started);
+        // A part of the work says only that the whole takes longer.
+        let run_time = match weight < f64::from(given.samples) {
+            true => RunTime::Censored { at_least: elapsed },
+            false => RunTime::Observed(elapsed),
+        };
         let admissible = in_time && base >= self.roster.oldest_admissible();
         if admissible && self.phase != Phase::Closed {
             self.accept(Arrival { contribution, at: now, run_time }, now);
@@ -388,6 +399,7 @@ impl RoundMachine {
             started: now,
             samples: work.range.len(),
             done: 0,
+            stopped: false,
             waited_for: work.waited_for,
         };
         assert!(self.live.contains(&worker), "{worker} is not live");
@@ -475,7 +487,9 @@ impl RoundMachine {
         };
         let accepted = self.roster.arrivals.len() as u32;
         self.cut_at = now;
-        self.emit(now, EventKind::Cut { round: self.roster.round, reason, accepted, stragglers });
+        let trusts = self.policy.trusts(accepted as usize + stragglers.len());
+        let round = self.roster.round;
+        self.emit(now, EventKind::Cut { round, reason, trusts, accepted, stragglers });
         self.phase = Phase::Cut { until: now + grace };
         if grace.is_zero() {
             self.close(now);
@@ -485,7 +499,9 @@ impl RoundMachine {
     fn close(&mut self, now: Time) {
         let closes = self.roster.memberships(self.config.blocks);
         let run_times = self.roster.run_times(now);
+        let arrivals = &self.roster.arrivals;
         self.policy.closed(&RoundRecord {
+            weight: arrivals.iter().map(|arrival| arrival.contribution.weight).sum(),
             round: self.roster.round,
             opened: self.roster.opened,
             cut: self.cut_at,
@@ -496,7 +512,7 @@ impl RoundMachine {
         self.wake = Wake { at: None, arrivals: 0 };
         let closed = EventKind::Closed { round: self.roster.round, closes, run_times };
         self.roster.round = self.roster.round.next();
-        if self.config.straggler == Straggler::Abort {
+        if self.config.straggler != Straggler::Finish {
             let oldest = self.roster.oldest_admissible();
             let working = std::mem::take(&mut self.roster.working);
             for (worker, work) in working {

@@ -13,6 +13,8 @@ pub enum Straggler {
     Abort,
     /// Completes, reports its run-time, and misses the rounds meanwhile.
     Finish,
+    /// Pushes the micro-batches that it has finished, with their weight, and takes the new round.
+    Salvage,
 }
 
 impl fmt::Display for Straggler {
@@ -20,6 +22,7 @@ impl fmt::Display for Straggler {
         f.write_str(match self {
             Straggler::Abort => "abort",
             Straggler::Finish => "finish",
+            Straggler::Salvage => "salvage",
         })
     }
 }
@@ -31,7 +34,10 @@ impl FromStr for Straggler {
         match text {
             "abort" => Ok(Straggler::Abort),
             "finish" => Ok(Straggler::Finish),
-            other => Err(format!("unknown straggler behaviour `{other}`: use abort or finish")),
+            "salvage" => Ok(Straggler::Salvage),
+            other => {
+                Err(format!("unknown straggler behaviour `{other}`: use abort, finish or salvage"))
+            }
         }
     }
 }

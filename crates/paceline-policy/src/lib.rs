@@ -1,10 +1,26 @@
 //! The policies, one file each. A policy sees a [`paceline_core::RoundView`], never a clock or a
 //! socket (`clippy.toml` denies it).
 
+mod auto;
+mod bandit;
+mod deadline;
 mod full;
+mod learned;
+mod predict;
+mod probe;
+mod rate;
+mod scene;
 mod spec;
 mod static_count;
+mod stop;
 
+pub use auto::Auto;
+pub use bandit::Bandit;
+pub use deadline::{Deadline, DropCompute};
 pub use full::Full;
-pub use spec::{PolicySpec, PolicySpecError};
+pub use learned::Learned;
+pub use predict::{Elfving, Empirical, Filter, Predictor};
+pub use scene::{Arrived, Scene, Silent};
+pub use spec::{POLICIES, PolicySpec, PolicySpecError};
 pub use static_count::{Cutoff, Static};
+pub use stop::Rule;

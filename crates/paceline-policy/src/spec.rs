@@ -1,58 +1,104 @@
 //! Policies by name, as users write them.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
 use paceline_core::Policy;
 use serde::{Deserialize, Serialize, de};
 use thiserror::Error;
 
-use crate::{Cutoff, Full, Static};
+use crate::{
+    Auto, Bandit, Cutoff, Deadline, DropCompute, Elfving, Empirical, Filter, Full, Learned, Rule,
+    Static,
+};
 
-/// A policy's name and settings: `full`, `static:3`, `static:0.9`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// A policy's name and settings: `auto`, `static:0.9`, `filter:commit`, `deadline:0.25`.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum PolicySpec {
+    /// A mixture of the others.
+    #[default]
+    Auto,
     /// Wait for all.
     Full,
     /// Wait for a fixed count or share.
     Static(Cutoff),
+    /// iid normal run-times.
+    Elfving(Rule),
+    /// The empirical distribution of late.
+    Empirical(Rule),
+    /// A level for each worker, common factors, change points.
+    Filter(Rule),
+    /// The count by trial.
+    Bandit,
+    /// A fixed moment.
+    Deadline(Duration),
+    /// A moment profiled over so many rounds.
+    DropCompute(u32),
 }
 
 /// What is wrong with a policy's name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PolicySpecError {
     /// No policy is called that.
-    #[error("unknown policy `{0}`: known are full, static:N and static:FRACTION")]
+    #[error("unknown policy `{0}`: `paceline policies` lists them ({names})", names = names())]
     Unknown(String),
-    /// The count or share after `static:` is not one.
-    #[error(
-        "`static:{0}` is not a cutoff: write a count from 1 (static:3) or a fraction over 0 and up \
-         to 1 with a point (static:0.9)"
-    )]
-    BadCutoff(String),
+    /// What comes after the colon does not fit.
+    #[error("`{policy}:{setting}` is not a policy: {expected}")]
+    BadSetting {
+        /// The policy.
+        policy: &'static str,
+        /// What was given.
+        setting: String,
+        /// What would have been right.
+        expected: &'static str,
+    },
+}
+
+/// Every policy as users write it, and one line on what it does.
+pub const POLICIES: [(&str, &str); 9] = [
+    ("auto", "the default: an expert mixture that stops each round when waiting no longer pays"),
+    ("full", "wait for all live workers"),
+    ("static:N", "wait for the first N, or for a fraction (static:0.9): backup workers"),
+    (
+        "filter",
+        "a level for each worker, the cluster's common factor, change points (filter:commit)",
+    ),
+    ("empirical", "the distribution of recent run-times, no names (empirical:commit)"),
+    ("elfving", "iid normal run-times, count fixed before the round (elfving:renewal)"),
+    ("bandit", "learns the best count by trial"),
+    ("deadline:T", "cut T seconds after the round opened"),
+    ("dropcompute", "cut at a deadline profiled over the first 20 rounds (dropcompute:ROUNDS)"),
+];
+
+fn names() -> String {
+    POLICIES.map(|(name, _)| name).join(", ")
 }
 
 impl PolicySpec {
     /// The policy itself, ready for its first round.
     pub fn build(self) -> Box<dyn Policy> {
         match self {
+            PolicySpec::Auto => Box::new(Auto::default()),
             PolicySpec::Full => Box::new(Full),
             PolicySpec::Static(cutoff) => Box::new(Static(cutoff)),
+            PolicySpec::Elfving(rule) => {
+                Box::new(Learned::new(Box::new(Elfving::default()), rule, Rule::Commit))
+            }
+            PolicySpec::Empirical(rule) => {
+                Box::new(Learned::new(Box::new(Empirical::default()), rule, Rule::Renewal))
+            }
+            PolicySpec::Filter(rule) => {
+                Box::new(Learned::new(Box::new(Filter::default()), rule, Rule::Renewal))
+            }
+            PolicySpec::Bandit => Box::new(Bandit::default()),
+            PolicySpec::Deadline(after) => Box::new(Deadline(after)),
+            PolicySpec::DropCompute(profile) => Box::new(DropCompute::new(profile)),
         }
-    }
-}
-
-impl Default for PolicySpec {
-    fn default() -> Self {
-        PolicySpec::Static(Cutoff::Fraction(0.9))
     }
 }
 
 impl fmt::Display for PolicySpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PolicySpec::Full => write!(f, "full"),
-            PolicySpec::Static(cutoff) => write!(f, "static:{cutoff}"),
-        }
+        f.write_str(&self.build().name())
     }
 }
 
@@ -60,23 +106,60 @@ impl FromStr for PolicySpec {
     type Err = PolicySpecError;
 
     fn from_str(text: &str) -> Result<Self, PolicySpecError> {
-        match text.split_once(':') {
-            None if text == "full" => Ok(PolicySpec::Full),
-            Some(("static", cutoff)) => parse_cutoff(cutoff)
-                .map(PolicySpec::Static)
-                .ok_or_else(|| PolicySpecError::BadCutoff(cutoff.to_owned())),
-            None if text == "static" => Err(PolicySpecError::BadCutoff(String::new())),
+        let (name, setting) = match text.split_once(':') {
+            Some((name, setting)) => (name, Some(setting)),
+            None => (text, None),
+        };
+        let rule = |default: Rule, policy: &'static str| match setting {
+            None => Ok(default),
+            Some("renewal") => Ok(Rule::Renewal),
+            Some("commit") => Ok(Rule::Commit),
+            Some(other) => Err(bad(policy, other, "its rules are renewal and commit")),
+        };
+        match (name, setting) {
+            ("auto", None) => Ok(PolicySpec::Auto),
+            ("full", None) => Ok(PolicySpec::Full),
+            ("bandit", None) => Ok(PolicySpec::Bandit),
+            ("elfving", _) => rule(Rule::Commit, "elfving").map(PolicySpec::Elfving),
+            ("empirical", _) => rule(Rule::Renewal, "empirical").map(PolicySpec::Empirical),
+            ("filter", _) => rule(Rule::Renewal, "filter").map(PolicySpec::Filter),
+            ("static", _) => parse_cutoff(setting.unwrap_or_default()).map(PolicySpec::Static),
+            ("deadline", _) => parse_deadline(setting.unwrap_or_default()),
+            ("dropcompute", None) => Ok(PolicySpec::DropCompute(DropCompute::PROFILE)),
+            ("dropcompute", Some(rounds)) => match rounds.parse() {
+                Ok(rounds) if rounds > 0 => Ok(PolicySpec::DropCompute(rounds)),
+                _ => Err(bad("dropcompute", rounds, "write a number of rounds from 1")),
+            },
             _ => Err(PolicySpecError::Unknown(text.to_owned())),
         }
     }
 }
 
-fn parse_cutoff(text: &str) -> Option<Cutoff> {
-    if let Ok(count) = text.parse::<u32>() {
-        return (count > 0).then_some(Cutoff::Count(count));
+fn bad(policy: &'static str, setting: &str, expected: &'static str) -> PolicySpecError {
+    PolicySpecError::BadSetting { policy, setting: setting.to_owned(), expected }
+}
+
+fn parse_cutoff(text: &str) -> Result<Cutoff, PolicySpecError> {
+    let cutoff = match text.parse::<u32>() {
+        Ok(count) => (count > 0).then_some(Cutoff::Count(count)),
+        Err(_) => {
+            let fraction = text.parse::<f64>().unwrap_or(f64::NAN);
+            (fraction > 0.0 && fraction <= 1.0).then_some(Cutoff::Fraction(fraction))
+        }
+    };
+    let expected = "write a count from 1 (static:3) or a fraction over 0 and up to 1 with a point \
+                    (static:0.9)";
+    cutoff.ok_or_else(|| bad("static", text, expected))
+}
+
+fn parse_deadline(text: &str) -> Result<PolicySpec, PolicySpecError> {
+    let seconds = text.parse::<f64>().unwrap_or(f64::NAN);
+    match seconds > 0.0 {
+        true => Duration::try_from_secs_f64(seconds).ok().filter(|after| !after.is_zero()),
+        false => None,
     }
-    let fraction: f64 = text.parse().ok()?;
-    (fraction > 0.0 && fraction <= 1.0).then_some(Cutoff::Fraction(fraction))
+    .map(PolicySpec::Deadline)
+    .ok_or_else(|| bad("deadline", text, "write seconds over 0 (deadline:0.25)"))
 }
 
 impl Serialize for PolicySpec {
@@ -110,22 +193,48 @@ mod tests {
 
     #[test]
     fn names_parse_or_say_what_would() {
+        check("auto", Ok("auto"));
         check("full", Ok("full"));
         check("static:3", Ok("static:3"));
         check("static:0.9", Ok("static:0.9"));
         check("static:1.0", Ok("static:1.0"));
-        check("static:0", Err("not a cutoff"));
-        check("static:1.5", Err("not a cutoff"));
-        check("static:NaN", Err("not a cutoff"));
-        check("static:-1", Err("not a cutoff"));
-        check("static", Err("not a cutoff"));
+        check("filter", Ok("filter"));
+        check("filter:renewal", Ok("filter"));
+        check("filter:commit", Ok("filter:commit"));
+        check("elfving", Ok("elfving"));
+        check("elfving:commit", Ok("elfving"));
+        check("elfving:renewal", Ok("elfving:renewal"));
+        check("empirical:commit", Ok("empirical:commit"));
+        check("deadline:0.25", Ok("deadline:0.25"));
+        check("dropcompute", Ok("dropcompute"));
+        check("dropcompute:5", Ok("dropcompute:5"));
+        check("static:0", Err("write a count from 1"));
+        check("static:1.5", Err("write a count from 1"));
+        check("static:NaN", Err("write a count from 1"));
+        check("static:-1", Err("write a count from 1"));
+        check("static", Err("write a count from 1"));
+        check("deadline:0", Err("write seconds"));
+        check("deadline", Err("write seconds"));
+        check("filter:fast", Err("renewal and commit"));
+        check("dropcompute:0", Err("number of rounds"));
         check("fastest", Err("unknown policy `fastest`"));
         check("full:3", Err("unknown policy"));
     }
 
+    #[test]
+    fn every_listed_policy_can_be_built() {
+        for (name, _) in POLICIES {
+            let written = name.replace(":N", ":3").replace(":T", ":1.5");
+            let spec: PolicySpec = written.parse().expect("what is listed parses");
+            assert_eq!(spec.build().name(), written);
+        }
+    }
+
     proptest! {
         #[test]
-        fn parsing_never_panics_and_what_parses_prints_back(text in "(static:)?[0-9a-z.:eE+-]{0,12}") {
+        fn parsing_never_panics_and_what_parses_prints_back(
+            text in "(static:|deadline:|dropcompute:)?[0-9a-z.:eE+-]{0,12}"
+        ) {
             if let Ok(spec) = text.parse::<PolicySpec>() {
                 prop_assert_eq!(spec.to_string().parse::<PolicySpec>(), Ok(spec));
             }

@@ -3,8 +3,22 @@
 //! The currency between recording, analysis, simulation and models. `docs/traces.md` has the file
 //! formats.
 
+mod deadlines;
 mod hindsight;
+mod read;
+mod synthetic;
 mod trace;
+mod write;
 
+pub use deadlines::{Deadlines, deadlines};
 pub use hindsight::{Hindsight, hindsight};
+pub use read::{Place, Problem, ReadOptions, TraceError, read};
+pub use synthetic::{
+    Cluster, GENERATORS, Generator, Key, Phases, RoundSource, SyntheticSpec, SyntheticSpecError,
+    generate, sample,
+};
 pub use trace::{Cell, MicroBatches, Trace, Unit};
+pub use write::write_csv;
+
+/// The most cells (workers × rounds) that a trace is read or drawn with: 2²⁶, which is half a GiB.
+pub const MAX_CELLS: usize = 1 << 26;

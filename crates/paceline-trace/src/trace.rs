@@ -19,6 +19,25 @@ impl Cell {
             Cell::Observed(x) | Cell::Censored(x) => Some(x),
         }
     }
+
+    /// As a number: NaN is absent, a negative one a lower bound.
+    pub(crate) fn pack(self) -> f64 {
+        match self {
+            Cell::Absent => f64::NAN,
+            Cell::Observed(x) => x,
+            Cell::Censored(x) => -x,
+        }
+    }
+
+    fn unpack(packed: f64) -> Cell {
+        if packed.is_nan() {
+            Cell::Absent
+        } else if packed < 0.0 {
+            Cell::Censored(-packed)
+        } else {
+            Cell::Observed(packed)
+        }
+    }
 }
 
 /// What the numbers are.
@@ -39,7 +58,7 @@ pub struct MicroBatches {
 }
 
 /// Run-times of workers over rounds.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Trace {
     name: String,
     unit: Unit,
@@ -61,19 +80,23 @@ impl Trace {
         Trace::new(name, unit, (0..n).map(|i| i.to_string()).collect())
     }
 
+    /// A trace of packed cells, round by round.
+    pub(crate) fn of_packed(name: &str, workers: Vec<String>, cells: Vec<f64>) -> Trace {
+        assert!(cells.len().is_multiple_of(workers.len()), "one cell a worker in each round");
+        Trace { cells, ..Trace::new(name, Unit::Seconds, workers) }
+    }
+
     /// Adds a round.
     ///
     /// # Panics
     /// If it is not one cell a worker, or a run-time is not positive and finite.
     pub fn push_round(&mut self, cells: impl IntoIterator<Item = Cell>) {
         let before = self.cells.len();
-        self.cells.extend(cells.into_iter().map(|cell| match cell {
-            Cell::Absent => f64::NAN,
-            Cell::Observed(x) | Cell::Censored(x) if !(x > 0.0 && x.is_finite()) => {
-                panic!("a run-time is positive and finite, not {x}")
+        self.cells.extend(cells.into_iter().map(|cell| {
+            if let Some(x) = cell.bound() {
+                assert!(x > 0.0 && x.is_finite(), "a run-time is positive and finite, not {x}");
             }
-            Cell::Observed(x) => x,
-            Cell::Censored(x) => -x,
+            cell.pack()
         }));
         assert_eq!(self.cells.len() - before, self.workers.len(), "one cell a worker");
     }
@@ -129,13 +152,13 @@ impl Trace {
 
     /// One cell.
     pub fn cell(&self, round: usize, worker: usize) -> Cell {
-        unpack(self.cells[round * self.workers.len() + worker])
+        Cell::unpack(self.cells[round * self.workers.len() + worker])
     }
 
     /// One round, in worker order.
     pub fn row(&self, round: usize) -> impl ExactSizeIterator<Item = Cell> + '_ {
         let n = self.workers.len();
-        self.cells[round * n..][..n].iter().map(|&packed| unpack(packed))
+        self.cells[round * n..][..n].iter().map(|&packed| Cell::unpack(packed))
     }
 
     /// The run-times of a round that are there (lower bounds included), ascending, into `sorted`.
@@ -179,12 +202,13 @@ impl Trace {
     }
 }
 
-fn unpack(packed: f64) -> Cell {
-    if packed.is_nan() {
-        Cell::Absent
-    } else if packed < 0.0 {
-        Cell::Censored(-packed)
-    } else {
-        Cell::Observed(packed)
+impl PartialEq for Trace {
+    /// Absent equals absent, which NaN would not.
+    fn eq(&self, other: &Trace) -> bool {
+        let Trace { name, unit, workers, cells, micro } = self;
+        let same = |(a, b): (&f64, &f64)| Cell::unpack(*a) == Cell::unpack(*b);
+        (name, unit, workers, micro) == (&other.name, &other.unit, &other.workers, &other.micro)
+            && cells.len() == other.cells.len()
+            && cells.iter().zip(&other.cells).all(same)
     }
 }

@@ -142,7 +142,7 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_SEED")]
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
-    /// When a round stops waiting: full, static:N, static:FRACTION [default: static:0.9]
+    /// When a round stops waiting; `paceline policies` lists the ways [default: auto]
     #[arg(long, env = "PACELINE_POLICY")]
     #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<PolicySpec>,
@@ -307,6 +307,9 @@ impl RunConfig {
         if self.deterministic && self.policy != PolicySpec::Full {
             bail!("deterministic needs --policy full: which workers are in time is not determined");
         }
+        if self.straggler == Straggler::Salvage {
+            bail!("straggler salvage is for `paceline simulate`; here use abort or finish");
+        }
         self.slowness()?;
         Ok(())
     }
@@ -335,6 +338,7 @@ impl RunConfig {
             expected: self.workers as usize,
             join_grace: self.join_grace.0,
             straggler: self.straggler,
+            micro_batches: self.micro_batches,
             blocks: 0,
         }
     }

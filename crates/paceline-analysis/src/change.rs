@@ -1,0 +1,247 @@
+//! When a level changed for good.
+
+use serde::Serialize;
+
+use crate::{
+    batch_means::long_run_sd,
+    quantile::{median, robust_sd},
+};
+
+/// Fewer values than this tell no change.
+const LEAST_VALUES: usize = 20;
+
+/// Values further out than so many standard deviations count as if they were there.
+const CLIP: f64 = 3.0;
+
+/// Changes of less than 5 % are not worth a word.
+const LEAST_CHANGE: f64 = 0.05;
+
+/// Autocorrelation that noise is believed to have at most; more would hide every change.
+const MOST_PERSISTENT: f64 = 0.97;
+
+/// A level changed in a round.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Change {
+    /// The first round at the new level.
+    pub round: usize,
+    /// The new level over the old one.
+    pub factor: f64,
+}
+
+/// Finds the changes of level of a series of logarithms (NaN where there is none), with a
+/// probability of about `error` of finding one where there is none.
+///
+/// The CUSUM test in binary segmentation (Vostrikova, 1981): in noise of long-run standard deviation
+/// σ the greatest |S_k − k/m · S_m| / (σ √m) over a stretch of m values follows Kolmogorov's
+/// distribution, P(> x) ≤ 2 exp(−2x²), whatever the noise's distribution. σ allows for
+/// autocorrelation: the larger of what batch means say and of what an AR(1) fitted to the values
+/// about the two levels says. Outliers are clipped first. What remains must be more than 5 % and more
+/// than the noise of a single value: when a third of a cluster becomes slow, the median by which all
+/// are judged moves up by two thirds of that noise, and the others have not changed.
+pub(crate) fn changes(series: &[f64], error: f64) -> Vec<Change> {
+    let (rounds, values): (Vec<usize>, Vec<f64>) =
+        series.iter().enumerate().filter(|(_, x)| !x.is_nan()).unzip();
+    if values.len() < LEAST_VALUES {
+        return Vec::new();
+    }
+    let search = Search::new(&values, error);
+    let mut splits = Vec::new();
+    search.split(0, values.len(), &mut splits);
+    splits.sort_unstable();
+    search.refine(&mut splits);
+    drop_small(&values, &mut splits);
+    let levels = levels(&values, &splits);
+    let pairs = levels.windows(2).map(|pair| (pair[1] - pair[0]).exp());
+    splits.iter().zip(pairs).map(|(&at, factor)| Change { round: rounds[at], factor }).collect()
+}
+
+/// The search in one series.
+struct Search {
+    clipped: Vec<f64>,
+    long_run_sd: f64,
+    /// The statistic that a change must exceed.
+    critical: f64,
+    /// The least values on either side.
+    least: usize,
+}
+
+impl Search {
+    fn new(values: &[f64], error: f64) -> Search {
+        let middle = median(&mut values.to_vec());
+        let reach = match robust_sd(values, middle) {
+            sd if sd > 0.0 => CLIP * sd,
+            _ => f64::INFINITY,
+        };
+        let clipped: Vec<f64> = values.iter().map(|x| (x - middle).clamp(-reach, reach)).collect();
+        Search {
+            long_run_sd: long_run_sd(&clipped),
+            critical: (0.5 * (2.0 / error).ln()).sqrt(),
+            least: (values.len().isqrt() / 2).max(5),
+            clipped,
+        }
+    }
+
+    fn split(&self, from: usize, to: usize, splits: &mut Vec<usize>) {
+        if let Some(at) = self.best(from, to) {
+            splits.push(at);
+            self.split(from, at, splits);
+            self.split(at, to, splits);
+        }
+    }
+
+    /// Where a stretch is split best, if it should be.
+    fn best(&self, from: usize, to: usize) -> Option<usize> {
+        let stretch = &self.clipped[from..to];
+        if stretch.len() < 2 * self.least {
+            return None;
+        }
+        let mean = stretch.iter().sum::<f64>() / stretch.len() as f64;
+        let (mut sum, mut best) = (0.0, (0.0, 0));
+        for (i, x) in stretch.iter().enumerate() {
+            if i >= self.least && i + self.least <= stretch.len() && f64::abs(sum) > best.0 {
+                best = (f64::abs(sum), i);
+            }
+            sum += x - mean;
+        }
+        let (size, at) = best;
+        let sd = self.long_run_sd.max(autoregressive_sd(stretch, at));
+        let found = size > self.critical * sd * (stretch.len() as f64).sqrt() && size > 1e-9;
+        found.then_some(from + at)
+    }
+
+    /// Places each split again between its neighbours, which the first search did not know yet.
+    fn refine(&self, splits: &mut Vec<usize>) {
+        let mut refined = Vec::with_capacity(splits.len());
+        for (i, _) in splits.iter().enumerate() {
+            let from = refined.last().copied().unwrap_or(0);
+            let to = splits.get(i + 1).copied().unwrap_or(self.clipped.len());
+            refined.extend(self.best(from, to));
+        }
+        *splits = refined;
+    }
+}
+
+/// The long-run standard deviation of an AR(1) with the lag-one correlation and the variance that
+/// values have about two levels.
+fn autoregressive_sd(values: &[f64], split: usize) -> f64 {
+    let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len().max(1) as f64;
+    let (before, after) = values.split_at(split);
+    let means = (mean(before), mean(after));
+    let rest: Vec<f64> =
+        before.iter().map(|x| x - means.0).chain(after.iter().map(|x| x - means.1)).collect();
+    let variance = rest.iter().map(|x| x * x).sum::<f64>() / rest.len() as f64;
+    if variance <= 0.0 {
+        return 0.0;
+    }
+    let lagged = rest.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>() / rest.len() as f64;
+    // Kendall's correction: the estimate is low by (1 + 3ρ) / T, and a mean was fitted twice.
+    let raw = lagged / variance;
+    let persistence = (raw + (2.0 + 4.0 * raw) / rest.len() as f64).clamp(0.0, MOST_PERSISTENT);
+    (variance * (1.0 + persistence) / (1.0 - persistence)).sqrt()
+}
+
+/// The medians between splits.
+fn levels(values: &[f64], splits: &[usize]) -> Vec<f64> {
+    let ends = splits.iter().copied().chain([values.len()]);
+    let starts = [0].into_iter().chain(splits.iter().copied());
+    starts.zip(ends).map(|(from, to)| median(&mut values[from..to].to_vec())).collect()
+}
+
+/// Takes away changes that do not matter, the smallest first.
+fn drop_small(values: &[f64], splits: &mut Vec<usize>) {
+    while !splits.is_empty() {
+        let levels = levels(values, splits);
+        let ends = splits.iter().copied().chain([values.len()]);
+        let mut from = 0;
+        let mut rest = Vec::with_capacity(values.len());
+        for (level, to) in levels.iter().zip(ends) {
+            rest.extend(values[from..to].iter().map(|x| x - level));
+            from = to;
+        }
+        let least = LEAST_CHANGE.ln_1p().max(robust_sd(&rest, 0.0));
+        let size = |i: usize| (levels[i + 1] - levels[i]).abs();
+        let smallest = (0..splits.len()).min_by(|&a, &b| size(a).total_cmp(&size(b)));
+        match smallest {
+            Some(i) if size(i) < least => drop(splits.remove(i)),
+            _ => break,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_trace::generate;
+
+    use super::*;
+    use crate::residual::Residuals;
+
+    /// Every worker's changes, each at an error of one in a hundred over the workers.
+    fn of_workers(spec: &str, seed: u64) -> Vec<Vec<Change>> {
+        let trace = generate(&spec.parse().expect(spec), seed);
+        let (residuals, n) = (Residuals::of(&trace), trace.workers().len());
+        (0..n)
+            .map(|worker| {
+                let series: Vec<f64> =
+                    residuals.of_worker(worker).iter().map(|&x| f64::from(x)).collect();
+                changes(&series, 0.01 / n as f64)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_shift_of_the_first_third_is_found_in_its_round() {
+        for seed in 1..4 {
+            let found = of_workers("shift48", seed);
+            for (worker, changes) in found.iter().enumerate() {
+                if worker < 16 {
+                    let [change] = changes[..] else { panic!("{seed} {worker}: {changes:?}") };
+                    assert!(change.round.abs_diff(300) <= 3, "{seed} {worker}: {change:?}");
+                    assert!((change.factor / 3.0).ln().abs() < 0.25, "{seed} {worker}: {change:?}");
+                } else {
+                    assert_eq!(changes, &[], "{seed} {worker}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn others_do_not_seem_faster_when_a_third_becomes_slow() {
+        for sigma in [0.02, 0.05, 0.2] {
+            let found = of_workers(&format!("phase:n=48,sigma={sigma}"), 2);
+            assert!(found[..16].iter().all(|changes| changes.len() == 1), "{sigma}");
+            assert!(found[16..].iter().all(Vec::is_empty), "{sigma}");
+        }
+    }
+
+    #[test]
+    fn false_alarms_are_few_also_where_noise_is_heavy_or_persistent() {
+        for (spec, most) in [
+            ("iid-lognormal", 0),
+            ("iid-exp", 0),
+            ("iid-pareto", 0),
+            ("stalls:n=158,rounds=600", 0),
+            ("ar:n=158,rounds=600", 2),
+            ("nodes158", 2),
+        ] {
+            let alarms: usize =
+                (1..4).map(|seed| of_workers(spec, seed).iter().map(Vec::len).sum::<usize>()).sum();
+            assert!(alarms <= most, "{spec}: {alarms}");
+        }
+    }
+
+    #[test]
+    fn several_changes_and_gaps_are_no_trouble() {
+        let mut series = vec![0.0; 300];
+        for (i, x) in series.iter_mut().enumerate() {
+            *x = 0.01 * ((i * 7919) % 13) as f64 + if (100..200).contains(&i) { 1.0 } else { 0.0 };
+            if i % 10 == 3 {
+                *x = f64::NAN;
+            }
+        }
+        let found = changes(&series, 0.01);
+        assert_eq!(found.iter().map(|change| change.round).collect::<Vec<_>>(), [100, 200]);
+        assert!((found[0].factor * found[1].factor - 1.0).abs() < 0.05);
+        assert_eq!(changes(&series[..10], 0.01), []);
+        assert_eq!(changes(&[1.0; 100], 0.01), []);
+    }
+}

@@ -1,0 +1,103 @@
+//! How run-times differ: between workers, over time, and in the tail.
+
+use paceline_trace::Trace;
+use serde::Serialize;
+
+use crate::{
+    quantile::quantile,
+    residual::{Residuals, bounds},
+};
+
+/// How run-times lie. Ratios have no unit; `median` and `mean` have the trace's.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Spread {
+    /// Of all run-times.
+    pub median: f64,
+    /// Of all run-times.
+    pub mean: f64,
+    /// Standard deviation over mean within a round, on average over rounds.
+    pub within_rounds: f64,
+    /// Standard deviation of the workers' own levels, as a share (0.05: most within ± 5 %).
+    pub between_workers: f64,
+    /// Standard deviation of the rounds' medians, as a share.
+    pub over_time: f64,
+    /// Run-times over the median of their round.
+    pub tail: Tail,
+    /// The slowest of a round over its median.
+    pub slowest: Tail,
+    /// The share of cells in which a worker was not there.
+    pub absent: f64,
+}
+
+/// Quantiles of a ratio.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Tail {
+    /// Half are below.
+    pub p50: f64,
+    /// Nine in ten are below.
+    pub p90: f64,
+    /// 99 in a hundred are below.
+    pub p99: f64,
+    /// 999 in a thousand are below.
+    pub p999: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+impl Tail {
+    pub(crate) fn of(ratios: &mut [f64]) -> Tail {
+        let max = ratios.iter().copied().fold(f64::NAN, f64::max);
+        let mut at = |q| quantile(ratios, q);
+        Tail { p50: at(0.5), p90: at(0.9), p99: at(0.99), p999: at(0.999), max }
+    }
+}
+
+impl Spread {
+    /// `levels` are the workers' own, in the logarithm; `ratios` and `slowest` those of
+    /// [`Ratios`](crate::survival::Ratios).
+    pub(crate) fn of(
+        trace: &Trace,
+        residuals: &Residuals,
+        levels: &[f64],
+        ratios: &mut [f64],
+        slowest: &mut [f64],
+    ) -> Spread {
+        let (mut sum, mut there, mut variation, mut rounds) = (0.0, 0usize, 0.0, 0usize);
+        for round in 0..trace.rounds() {
+            let (mut count, mut total, mut squares) = (0usize, 0.0, 0.0);
+            for x in bounds(trace, round).filter(|x| !x.is_nan()) {
+                count += 1;
+                total += x;
+                squares += x * x;
+            }
+            if count > 0 {
+                let mean = total / count as f64;
+                variation += (squares / count as f64 - mean * mean).max(0.0).sqrt() / mean;
+                rounds += 1;
+            }
+            sum += total;
+            there += count;
+        }
+        Spread {
+            median: trace.median(),
+            mean: sum / there.max(1) as f64,
+            within_rounds: variation / rounds.max(1) as f64,
+            between_workers: share(levels),
+            over_time: share(&residuals.medians),
+            tail: Tail::of(ratios),
+            slowest: Tail::of(slowest),
+            absent: 1.0 - there as f64 / (trace.workers().len() * trace.rounds()).max(1) as f64,
+        }
+    }
+}
+
+/// The standard deviation of logarithms, as a share.
+fn share(logs: &[f64]) -> f64 {
+    let logs: Vec<f64> = logs.iter().copied().filter(|log| !log.is_nan()).collect();
+    if logs.len() < 2 {
+        return 0.0;
+    }
+    let mean = logs.iter().sum::<f64>() / logs.len() as f64;
+    let variance = logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>() / logs.len() as f64;
+    variance.sqrt().exp_m1()
+}

@@ -1,0 +1,387 @@
+//! `auto`: a mixture of experts that stops inside the round, and the default.
+//!
+//! **Experts.** Models under the renewal rule ([`Filter`], [`Empirical`]) and plain fixed counts,
+//! from a few up to all. One leads the round. Afterwards each is credited with what it would have
+//! earned at the run's rate λ: gain − λ·time, per participant, clipped to [−1, 1]. A model's stop is
+//! found by running its rule over the closed round, off the critical path; a count's is an order
+//! statistic.
+//!
+//! **One side is seen.** An expert that would have waited beyond the cut cannot be scored; it keeps
+//! its score, which fades towards the leader's. So playing an expert reveals every expert that
+//! stops no later: a feedback graph in which any two experts are joined (independence number 1).
+//! What no play reveals is reached by probes ([`Probe`]): for workers not seen for long, within a
+//! budget of a fixed share of all time, and never beyond the moment after which arrivals could not
+//! pay; so is every leader bounded, whatever it believes.
+//!
+//! **Comparator and regret.** The comparator is the best single expert over the same rounds, in
+//! earnings at the λ in force. The leader is replaced when another is ahead of it by more than
+//! 3·√(Σd²) + 0.1 earnings since it took over (d: the difference of a round, discounted). So while
+//! an expert leads, its regret to any expert that was scored is at most 3·√(Σd²) + 1.1, and with
+//! |d| ≤ 2 over T rounds and L changes of leader the whole is at most 6·√((L+1)·T) + 1.1·(L+1), by
+//! Cauchy and Schwarz; the number of changes is small where differences are stationary, since a
+//! change must be significant. To that comes the time of probes and trials, at most 1 % of all. An
+//! expert that always waits longer cannot be scored: it gets a trial, as long as the budget allows,
+//! twice as long when that was too short; one that waits w seconds longer is revealed within
+//! about 4·w / 1 % seconds.
+
+use paceline_core::{Decision, Policy, RoundRecord, RoundView, RunTime, Time, Version, WorkerId};
+
+use crate::{
+    learned::{best_wait, follow, not_worth_waiting, wait_for_count},
+    predict::{Empirical, Filter, Predictor},
+    probe::Probe,
+    rate::Rate,
+    scene::{Scene, in_order},
+    stop::break_even,
+};
+
+/// Rounds that the scores remember.
+const MEMORY: f64 = 50.0;
+/// How much better than the leader another must have done to take over: in standard deviations of
+/// the difference, and in rounds' earnings.
+const MARGIN: (f64, f64) = (3.0, 0.1);
+/// Rounds that an expert must have been scored in.
+const ENOUGH: f64 = 4.0;
+/// An expert that could not be scored for so many rounds is worth a trial.
+const UNSCORED: u32 = 20;
+/// Shares of the participants that the fixed counts wait for; all, and all but one, come as well.
+const SHARES: [f64; 12] = [0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.75, 0.85, 0.9, 0.95, 0.98];
+
+/// Who may lead.
+enum Expert {
+    Model(Box<dyn Predictor>),
+    /// This share of the participants.
+    Share(f64),
+    /// All but so many.
+    AllBut(usize),
+}
+
+impl Expert {
+    fn count(&self, participants: usize) -> Option<usize> {
+        let n = participants;
+        match self {
+            Expert::Model(_) => None,
+            Expert::Share(share) => Some(((share * n as f64).ceil() as usize).clamp(1, n.max(1))),
+            Expert::AllBut(few) => Some(n.saturating_sub(*few).max(1)),
+        }
+    }
+}
+
+/// The mixture.
+pub struct Auto {
+    experts: Vec<Expert>,
+    scores: Vec<Score>,
+    leader: usize,
+    /// What is tried beyond the leader's cut in this round.
+    trial: Option<Trial>,
+    rate: Rate,
+    probe: Probe,
+    /// Of the last rounds: the least accepted, and the typical time, that a round is sure to reach.
+    settled: Settled,
+}
+
+/// What an expert earned beyond the leader, discounted.
+#[derive(Debug, Clone, Copy, Default)]
+struct Score {
+    sum: f64,
+    square: f64,
+    rounds: f64,
+    /// Rounds since it could be scored.
+    unscored: u32,
+    /// Seconds that its next trial must be able to last: twice one that was too short.
+    patience: f64,
+}
+
+impl Score {
+    /// By how much it is ahead of the leader, beyond doubt.
+    fn ahead(&self) -> f64 {
+        match self.rounds >= ENOUGH {
+            true => self.sum - MARGIN.0 * self.square.sqrt() - MARGIN.1,
+            false => f64::NEG_INFINITY,
+        }
+    }
+}
+
+/// The leader would have cut; another expert is followed, as far as the budget goes.
+#[derive(Debug, Clone, Copy)]
+struct Trial {
+    expert: usize,
+    cut: Time,
+    accepted: usize,
+    until: Time,
+}
+
+/// How far recent rounds went, so that the next is not asked about before.
+#[derive(Debug, Clone, Default)]
+struct Settled {
+    least: f64,
+    spread: f64,
+}
+
+impl Settled {
+    fn closed(&mut self, accepted: f64) {
+        let off = (accepted - self.least).abs() / accepted.max(1.0);
+        self.spread = 0.9 * self.spread + 0.1 * off.min(1.0);
+        self.least = accepted.min(self.least + 0.1 * (accepted - self.least).max(0.0));
+    }
+
+    /// Arrivals before which asking is idle: most of the least of late, the more so if it is calm.
+    fn skip(&self) -> usize {
+        let share = if self.spread < 0.02 { 0.9 } else { 0.6 };
+        (share * self.least) as usize
+    }
+}
+
+impl Default for Auto {
+    fn default() -> Auto {
+        let mut experts = vec![
+            Expert::Model(Box::new(Filter::default())),
+            Expert::Model(Box::default() as Box<Empirical>),
+        ];
+        experts.extend([Expert::AllBut(0), Expert::AllBut(1)]);
+        experts.extend(SHARES.map(Expert::Share));
+        let scores = vec![Score::default(); experts.len()];
+        Auto {
+            experts,
+            scores,
+            leader: 0,
+            trial: None,
+            rate: Rate::default(),
+            probe: Probe::default(),
+            settled: Settled::default(),
+        }
+    }
+}
+
+impl Auto {
+    /// The leading expert, for people.
+    fn leader_name(&self, participants: usize) -> String {
+        match &self.experts[self.leader] {
+            Expert::Model(predictor) => predictor.name().to_owned(),
+            other => format!("static:{}", other.count(participants).unwrap_or(1)),
+        }
+    }
+
+    /// What each expert would have earned in a closed round, where that is known.
+    fn earnings(&mut self, record: &RoundRecord<'_>) -> Vec<Option<f64>> {
+        let order = in_order(record);
+        let n = order.len();
+        let arrived = order.iter().filter(|(_, time)| !time.is_censored()).count();
+        let overhead = self.rate.overhead();
+        // In contributions, whatever their weight.
+        let weight = record.weight / arrived.max(1) as f64;
+        let rate = self.rate.or_now(record.weight, seconds(record.closed, record.opened)) / weight;
+        let earn = |count: usize, time: f64| {
+            ((count as f64 - rate * (time + overhead)) / n.max(1) as f64).clamp(-1.0, 1.0)
+        };
+        let leader = self.leader;
+        let played = match self.trial {
+            Some(trial) => earn(trial.accepted, seconds(trial.cut, record.opened)),
+            None => earn(arrived, seconds(record.cut, record.opened)),
+        };
+        let mut earnings = Vec::with_capacity(self.experts.len());
+        for (index, expert) in self.experts.iter_mut().enumerate() {
+            let stop = match expert {
+                _ if index == leader => None,
+                Expert::Model(predictor) => model_stop(&mut **predictor, &order, rate),
+                other => other
+                    .count(n)
+                    .filter(|&count| count <= arrived)
+                    .map(|count| (count, order[count - 1].1.bound().as_secs_f64())),
+            };
+            earnings.push(match index == leader {
+                true => Some(played),
+                false => stop.map(|(count, time)| earn(count, time)),
+            });
+        }
+        earnings
+    }
+
+    fn score(&mut self, earnings: &[Option<f64>]) {
+        let leader = self.leader;
+        let played = earnings[leader].unwrap_or(0.0);
+        let keep = 1.0 - 1.0 / MEMORY;
+        for (score, earned) in self.scores.iter_mut().zip(earnings) {
+            // What was not seen is not forgotten: a rare trial must count.
+            let Some(earned) = earned else {
+                score.unscored += 1;
+                continue;
+            };
+            let ahead = earned - played;
+            score.sum = keep * score.sum + ahead;
+            score.square = keep * score.square + ahead * ahead;
+            score.rounds = keep * score.rounds + 1.0;
+            score.unscored = 0;
+        }
+        let best = (0..self.scores.len())
+            .filter(|&expert| expert != leader)
+            .max_by(|&a, &b| self.scores[a].ahead().total_cmp(&self.scores[b].ahead()))
+            .expect("there are several experts");
+        if self.scores[best].ahead() > 0.0 {
+            self.leader = best;
+            for score in &mut self.scores {
+                (score.sum, score.square, score.rounds) = (0.0, 0.0, 0.0);
+            }
+        }
+    }
+
+    /// Instead of the leader's cut: a trial of what has not been scored for long, if the budget
+    /// allows for it.
+    fn try_other(&mut self, view: &RoundView<'_>, scene: &Scene, rate: f64) -> Option<Decision> {
+        let trial = match self.trial {
+            Some(trial) => trial,
+            None => {
+                let budget = self.probe.affordable()?;
+                let due = |score: &Score| {
+                    score.unscored >= UNSCORED && score.patience <= budget.as_secs_f64()
+                };
+                let expert = (0..self.experts.len())
+                    .filter(|&e| due(&self.scores[e]))
+                    .max_by_key(|&e| self.scores[e].unscored)?;
+                let until = view.now + budget;
+                Trial { expert, cut: view.now, accepted: view.arrivals.len(), until }
+            }
+        };
+        let wait = match &mut self.experts[trial.expert] {
+            Expert::Model(predictor) => {
+                let plan = best_wait(&mut **predictor, scene, rate);
+                (plan.value > 0.0).then(|| follow(&plan, view))
+            }
+            other => {
+                let count = other.count(view.participants()).unwrap_or(1);
+                match wait_for_count(count, view) {
+                    Decision::Cut { .. } => None,
+                    wait => Some(wait),
+                }
+            }
+        };
+        let Some(Decision::Wait { until, arrivals }) = wait.filter(|_| view.now < trial.until)
+        else {
+            // It would not have waited either, or has had its time.
+            let score = &mut self.scores[trial.expert];
+            score.unscored = 0;
+            score.patience = match view.now >= trial.until {
+                true => 2.0 * seconds(trial.until, trial.cut),
+                false => 0.0,
+            };
+            return None;
+        };
+        if self.trial.is_none() {
+            self.probe.begin(view.now, trial.until);
+            self.trial = Some(trial);
+        }
+        let until = until.map_or(trial.until, |at| at.min(trial.until));
+        Some(Decision::Wait { until: Some(until), arrivals })
+    }
+}
+
+/// Where a model's rule would have stopped in a closed round: how many were in, and when. `None` if
+/// it would have gone on beyond what was seen.
+fn model_stop(
+    predictor: &mut dyn Predictor,
+    order: &[(WorkerId, RunTime)],
+    rate: f64,
+) -> Option<(usize, f64)> {
+    let arrived = order.iter().filter(|(_, time)| !time.is_censored()).count();
+    let end = order.iter().map(|(_, time)| time.bound().as_secs_f64()).fold(0.0, f64::max);
+    let (mut count, mut elapsed) = (1, 0.0);
+    // Each step takes in half of what is expected, so a handful suffices.
+    for _ in 0..64 {
+        let scene = Scene::replayed(order, count, elapsed);
+        if scene.silent.is_empty() {
+            return Some((arrived, scene.elapsed));
+        }
+        let plan = best_wait(predictor, &scene, rate);
+        if plan.value <= 0.0 {
+            return Some((scene.arrived.len(), scene.elapsed));
+        }
+        let next = scene.arrived.len() + ((plan.arrivals / 2.0) as usize).max(1);
+        let until = scene.elapsed + plan.wait;
+        let reached = order.get(next - 1).filter(|(_, time)| !time.is_censored());
+        match reached.map(|(_, time)| time.bound().as_secs_f64()) {
+            Some(at) if at <= until => (count, elapsed) = (next, at),
+            _ if until > end => return None,
+            _ => (count, elapsed) = (scene.arrived.len(), until),
+        }
+    }
+    None
+}
+
+fn seconds(later: Time, earlier: Time) -> f64 {
+    later.since(earlier).as_secs_f64()
+}
+
+impl Policy for Auto {
+    fn name(&self) -> String {
+        "auto".to_owned()
+    }
+
+    fn trusts(&self, participants: usize) -> Option<String> {
+        Some(self.leader_name(participants))
+    }
+
+    fn decide(&mut self, view: &RoundView<'_>) -> Decision {
+        let new = self.rate.opened(view);
+        if new {
+            let typical = std::time::Duration::from_secs_f64(self.rate.typical());
+            let until = (!typical.is_zero()).then(|| view.now + typical);
+            return Decision::Wait { until, arrivals: self.settled.skip().max(1) };
+        }
+        if view.arrivals.is_empty() || view.now <= view.opened {
+            return Decision::WAIT;
+        }
+        let scene = Scene::of(view);
+        let rate = self.rate.or_now(scene.gained(), scene.elapsed);
+        let overhead = self.rate.overhead();
+        let latest = break_even(scene.gained(), scene.missing(), rate, overhead);
+        let decision = match &mut self.experts[self.leader] {
+            Expert::Model(predictor) => {
+                let plan = best_wait(&mut **predictor, &scene, rate);
+                if plan.value > 0.0 { follow(&plan, view) } else { not_worth_waiting(view) }
+            }
+            _ if scene.elapsed >= latest => not_worth_waiting(view),
+            other => {
+                let count = other.count(view.participants()).unwrap_or(1);
+                match wait_for_count(count, view) {
+                    Decision::Wait { arrivals, .. } => {
+                        let left = std::time::Duration::from_secs_f64(latest - scene.elapsed);
+                        Decision::Wait { until: Some(view.now + left), arrivals }
+                    }
+                    cut => cut,
+                }
+            }
+        };
+        if let Decision::Wait { .. } = decision {
+            return decision;
+        }
+        if self.trial.is_none()
+            && let Some(until) = self.probe.instead_of_cut(view, rate, overhead)
+        {
+            return Decision::Wait { until: Some(until), arrivals: 1 };
+        }
+        self.try_other(view, &scene, rate).unwrap_or(decision)
+    }
+
+    fn closed(&mut self, record: &RoundRecord<'_>) {
+        let earnings = self.earnings(record);
+        self.score(&earnings);
+        self.trial = None;
+        self.rate.closed(record);
+        self.probe.closed(record, self.rate.overhead());
+        let arrived = record.run_times.iter().filter(|(_, time)| !time.is_censored()).count();
+        self.settled.closed(arrived as f64);
+        for expert in &mut self.experts {
+            if let Expert::Model(predictor) = expert {
+                predictor.learn(record);
+            }
+        }
+    }
+
+    fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
+        for expert in &mut self.experts {
+            if let Expert::Model(predictor) = expert {
+                predictor.late(worker, base, run_time);
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! `deadline:T` and `dropcompute`: everybody stops at a fixed or profiled moment, as the peers do
+//! it (Anytime Minibatch; DropCompute). With salvage, what is finished by then counts.
+
+use std::time::Duration;
+
+use paceline_core::{CutReason, Decision, Policy, RoundRecord, RoundView};
+
+/// Cuts so long after the round opened.
+#[derive(Debug, Clone, Copy)]
+pub struct Deadline(pub Duration);
+
+impl Policy for Deadline {
+    fn name(&self) -> String {
+        format!("deadline:{}", self.0.as_secs_f64())
+    }
+
+    fn decide(&mut self, view: &RoundView<'_>) -> Decision {
+        at_deadline(self.0, view)
+    }
+}
+
+/// Waits for all in its first rounds, then keeps the deadline that would have been best for them.
+#[derive(Debug, Clone)]
+pub struct DropCompute {
+    profile: u32,
+    rounds: u32,
+    times: Vec<f64>,
+    partial: u32,
+    deadline: Option<Duration>,
+}
+
+impl DropCompute {
+    /// Rounds that it profiles unless told otherwise.
+    pub const PROFILE: u32 = 20;
+
+    /// Profiles so many rounds.
+    pub fn new(profile: u32) -> DropCompute {
+        DropCompute { profile, rounds: 0, times: Vec::new(), partial: 1, deadline: None }
+    }
+
+    /// The deadline with the most work per second: Σ of shares done by it, over itself.
+    fn best_deadline(&self) -> Option<Duration> {
+        let m = f64::from(self.partial);
+        let done = |deadline: f64| -> f64 {
+            let share = |x: f64| (deadline * m / x).floor().min(m) / m;
+            self.times.iter().map(|&x| share(x)).sum::<f64>() / deadline
+        };
+        let mut candidates: Vec<f64> = self.times.clone();
+        candidates.sort_unstable_by(f64::total_cmp);
+        candidates.dedup();
+        // Every run-time is a candidate, up to a few hundred of them.
+        let stride = candidates.len().div_ceil(256).max(1);
+        candidates
+            .into_iter()
+            .rev()
+            .step_by(stride)
+            .max_by(|&a, &b| done(a).total_cmp(&done(b)))
+            .map(Duration::from_secs_f64)
+    }
+}
+
+impl Policy for DropCompute {
+    fn name(&self) -> String {
+        match self.profile == DropCompute::PROFILE {
+            true => "dropcompute".to_owned(),
+            false => format!("dropcompute:{}", self.profile),
+        }
+    }
+
+    fn decide(&mut self, view: &RoundView<'_>) -> Decision {
+        self.partial = view.partial;
+        match self.deadline {
+            Some(deadline) => at_deadline(deadline, view),
+            None => Decision::Wait { until: None, arrivals: view.outstanding_count() },
+        }
+    }
+
+    fn closed(&mut self, record: &RoundRecord<'_>) {
+        if self.deadline.is_some() {
+            return;
+        }
+        self.times.extend(record.run_times.iter().map(|(_, time)| time.bound().as_secs_f64()));
+        self.rounds += 1;
+        if self.rounds >= self.profile {
+            self.deadline = self.best_deadline();
+            self.times = Vec::new();
+        }
+    }
+}
+
+fn at_deadline(deadline: Duration, view: &RoundView<'_>) -> Decision {
+    let at = view.opened + deadline;
+    match view.now >= at && (view.partial > 1 || !view.arrivals.is_empty()) {
+        true => Decision::cut(CutReason::Deadline),
+        // Nobody is in yet at the deadline: the first to come ends the round.
+        false if view.now >= at => Decision::WAIT,
+        false => Decision::Wait { until: Some(at), arrivals: usize::MAX },
+    }
+}

@@ -1,0 +1,126 @@
+//! A predictor with a stopping rule: most policies are one of these.
+
+use std::time::Duration;
+
+use paceline_core::{
+    CutReason, Decision, Policy, RoundRecord, RoundView, RunTime, Version, WorkerId,
+};
+
+use crate::{
+    predict::Predictor,
+    probe::Probe,
+    rate::Rate,
+    scene::Scene,
+    stop::{Plan, Rule, best_count, best_plan},
+};
+
+/// Waits as long as a predictor and a stopping rule say.
+pub struct Learned {
+    predictor: Box<dyn Predictor>,
+    rule: Rule,
+    default_rule: Rule,
+    rate: Rate,
+    probe: Probe,
+    committed: usize,
+}
+
+impl Learned {
+    /// This rule on this predictor, whose rule by default is `default_rule`.
+    pub fn new(predictor: Box<dyn Predictor>, rule: Rule, default_rule: Rule) -> Learned {
+        let (rate, probe) = (Rate::default(), Probe::default());
+        Learned { predictor, rule, default_rule, rate, probe, committed: 0 }
+    }
+
+    fn commit(&mut self, view: &RoundView<'_>, new: bool) -> Decision {
+        let all = view.participants();
+        if new {
+            self.predictor.expect();
+            self.committed = match self.rate.typical() > 0.0 {
+                true => best_count(
+                    &*self.predictor,
+                    &Scene::of(view),
+                    self.rate.typical(),
+                    self.rate.overhead(),
+                ),
+                // Nothing is known: the first round waits for all, as the paper's profiling does.
+                false => all,
+            };
+        }
+        wait_for_count(self.committed, view)
+    }
+
+    fn renewal(&mut self, view: &RoundView<'_>) -> Decision {
+        if view.arrivals.is_empty() || view.now <= view.opened {
+            return Decision::WAIT;
+        }
+        let scene = Scene::of(view);
+        let rate = self.rate.or_now(scene.gained(), scene.elapsed);
+        let plan = best_wait(&mut *self.predictor, &scene, rate);
+        if plan.value > 0.0 {
+            return follow(&plan, view);
+        }
+        match self.probe.instead_of_cut(view, rate, self.rate.overhead()) {
+            Some(until) => Decision::Wait { until: Some(until), arrivals: 1 },
+            None => not_worth_waiting(view),
+        }
+    }
+}
+
+/// Looks at a scene and finds the best further wait. A cut must be right under doubt, too.
+pub(crate) fn best_wait(predictor: &mut dyn Predictor, scene: &Scene, rate: f64) -> Plan {
+    predictor.look(scene);
+    let plan = best_plan(predictor, scene, rate);
+    if plan.value <= 0.0 && predictor.doubt() {
+        return best_plan(predictor, scene, rate);
+    }
+    plan
+}
+
+/// Waits as planned, and asks again half-way through the arrivals that are expected.
+pub(crate) fn follow(plan: &Plan, view: &RoundView<'_>) -> Decision {
+    Decision::Wait {
+        until: Some(view.now + Duration::from_secs_f64(plan.wait)),
+        arrivals: (plan.arrivals / 2.0) as usize,
+    }
+}
+
+pub(crate) fn not_worth_waiting(view: &RoundView<'_>) -> Decision {
+    Decision::cut(CutReason::NotWorthWaiting { missing: view.outstanding_count() as u32 })
+}
+
+/// Waits for a count of those who take part.
+pub(crate) fn wait_for_count(count: usize, view: &RoundView<'_>) -> Decision {
+    let wanted = count.clamp(1, view.participants().max(1));
+    match wanted.checked_sub(view.arrivals.len()) {
+        None | Some(0) => Decision::cut(CutReason::Count { wanted: wanted as u32 }),
+        Some(missing) => Decision::Wait { until: None, arrivals: missing },
+    }
+}
+
+impl Policy for Learned {
+    fn name(&self) -> String {
+        let name = self.predictor.name();
+        match self.rule == self.default_rule {
+            true => name.to_owned(),
+            false => format!("{name}:{}", self.rule),
+        }
+    }
+
+    fn decide(&mut self, view: &RoundView<'_>) -> Decision {
+        let new = self.rate.opened(view);
+        match self.rule {
+            Rule::Commit => self.commit(view, new),
+            Rule::Renewal => self.renewal(view),
+        }
+    }
+
+    fn closed(&mut self, record: &RoundRecord<'_>) {
+        self.rate.closed(record);
+        self.probe.closed(record, self.rate.overhead());
+        self.predictor.learn(record);
+    }
+
+    fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
+        self.predictor.late(worker, base, run_time);
+    }
+}

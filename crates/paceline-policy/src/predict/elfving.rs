@@ -1,0 +1,112 @@
+//! `elfving`: iid normal run-times, the baseline of BDSGD. Mean and spread by censored-normal
+//! maximum likelihood over a window; nothing is predicted below the smallest time seen.
+
+use std::collections::VecDeque;
+
+use paceline_core::{RoundRecord, WorkerId};
+
+use super::{
+    Predictor,
+    normal::{cdf, hazard},
+};
+use crate::scene::Scene;
+
+/// Rounds in the window.
+const WINDOW: usize = 20;
+/// Steps of the expectation-maximisation; each round starts where the last ended.
+const STEPS: usize = 20;
+
+/// One round, as far as a normal likelihood needs it.
+#[derive(Debug, Clone, Default)]
+struct Sums {
+    observed: f64,
+    sum: f64,
+    square: f64,
+    /// Lower bounds and how many had each.
+    censored: Vec<(f64, f64)>,
+}
+
+/// The normal fit.
+#[derive(Default)]
+pub struct Elfving {
+    window: VecDeque<Sums>,
+    mean: f64,
+    deviation: f64,
+    smallest: f64,
+}
+
+impl Elfving {
+    /// EM for a normal with right-censored draws: a censored one is worth its conditional moments.
+    fn fit(&mut self) {
+        let total: f64 = self
+            .window
+            .iter()
+            .map(|s| s.observed + s.censored.iter().map(|c| c.1).sum::<f64>())
+            .sum();
+        for _ in 0..STEPS {
+            let (mut sum, mut square) = (0.0, 0.0);
+            for round in &self.window {
+                sum += round.sum;
+                square += round.square;
+                for &(bound, count) in &round.censored {
+                    let z = (bound - self.mean) / self.deviation;
+                    let h = hazard(z);
+                    let mean = self.mean + self.deviation * h;
+                    let variance = self.deviation.powi(2) * (1.0 + z * h - h * h).max(1e-9);
+                    sum += count * mean;
+                    square += count * (variance + mean * mean);
+                }
+            }
+            self.mean = sum / total;
+            let variance = square / total - self.mean * self.mean;
+            self.deviation = variance.max((1e-6 * self.mean).powi(2)).sqrt();
+        }
+    }
+}
+
+impl Predictor for Elfving {
+    fn name(&self) -> &'static str {
+        "elfving"
+    }
+
+    fn look(&mut self, _scene: &Scene) {}
+
+    fn survival(&self, _worker: WorkerId, log_elapsed: f64) -> f64 {
+        let elapsed = log_elapsed.exp();
+        match self.window.is_empty() || elapsed < self.smallest {
+            true => 1.0,
+            false => 1.0 - cdf((elapsed - self.mean) / self.deviation),
+        }
+    }
+
+    fn learn(&mut self, record: &RoundRecord<'_>) {
+        let mut sums = Sums::default();
+        for &(_, time) in record.run_times {
+            let x = time.bound().as_secs_f64();
+            if time.is_censored() {
+                match sums.censored.last_mut() {
+                    Some((bound, count)) if *bound == x => *count += 1.0,
+                    _ => sums.censored.push((x, 1.0)),
+                }
+                continue;
+            }
+            sums.observed += 1.0;
+            sums.sum += x;
+            sums.square += x * x;
+            let first = self.window.is_empty() && sums.observed == 1.0;
+            self.smallest = if first { x } else { self.smallest.min(x) };
+        }
+        if sums.observed == 0.0 {
+            return;
+        }
+        if self.window.is_empty() {
+            self.mean = sums.sum / sums.observed;
+            self.deviation = 0.1 * self.mean;
+        }
+        self.window.push_back(sums);
+        if self.window.len() > WINDOW {
+            self.window.pop_front();
+        }
+        self.fit();
+    }
+}

@@ -1,0 +1,314 @@
+//! `filter`: log run-time = worker's level + the round's common factor + a pooled residual.
+//!
+//! Levels, spreads and change points are per worker ([`worker`]); the residual's distribution is
+//! pooled over workers, standardised by each one's spread, by product limit. O(n) a round.
+
+mod common;
+mod worker;
+
+use std::collections::VecDeque;
+
+use paceline_core::{RoundRecord, RunTime, Version, WorkerId};
+
+use self::{
+    common::{Common, Sight, fit_first},
+    worker::{Cluster, RATES, Shift, WorkerState, shift_survival},
+};
+use super::{
+    Predictor, log_seconds,
+    residuals::{Residuals, clip},
+};
+use crate::scene::Scene;
+
+/// Rounds that the pooled residuals remember.
+const MEMORY: f64 = 150.0;
+const SPREAD_RATE: f64 = 0.03;
+/// Rounds whose common factor is kept for late reports.
+const LATEST: usize = 256;
+/// The most workers that the common factor is estimated from; of more, every k-th.
+const SAMPLE: usize = 1024;
+
+/// The filter.
+pub struct Filter {
+    workers: Vec<Option<WorkerState>>,
+    residuals: Residuals,
+    /// The prior's shape, which locations and spreads are fitted with: were they fitted with the
+    /// learned shape, the two could walk away together.
+    reference: Residuals,
+    /// Spread of residuals over the cluster, in log run-time.
+    spread: f64,
+    /// Sizes of residuals and their number, decayed.
+    deviations: (f64, f64),
+    common: Common,
+    rate: usize,
+    rate_errors: [f64; RATES.len()],
+    /// Of workers known only to be beyond a bound: how many arrived, over how much log run-time.
+    beyond: (f64, f64),
+    /// Mean and spread of levels, for a worker nobody has seen.
+    newcomer: (f64, f64),
+    rounds: u64,
+    /// The common factor of the round last looked at.
+    factor: f64,
+    /// Of rounds whose stragglers may still report.
+    factors: VecDeque<(Version, f64)>,
+}
+
+impl Default for Filter {
+    fn default() -> Self {
+        Filter {
+            workers: Vec::new(),
+            residuals: Residuals::new(0.1),
+            reference: Residuals::new(0.1),
+            spread: 0.1,
+            deviations: (0.0, 0.0),
+            common: Common::default(),
+            rate: 1,
+            rate_errors: [0.0; RATES.len()],
+            beyond: (1.0, 1.0),
+            newcomer: (0.0, 0.3),
+            rounds: 0,
+            factor: 0.0,
+            factors: VecDeque::new(),
+        }
+    }
+}
+
+impl Filter {
+    fn cluster(&self) -> Cluster<'_> {
+        Cluster {
+            residuals: &self.residuals,
+            reference: &self.reference,
+            spread: self.spread,
+            hazard_beyond: self.beyond.0 / self.beyond.1,
+            rate: self.rate,
+        }
+    }
+
+    fn state(&self, worker: WorkerId) -> Option<&WorkerState> {
+        self.workers.get(worker.0 as usize)?.as_ref()
+    }
+
+    /// A worker's level and spread, as far as they are known.
+    fn outlook(&self, worker: WorkerId) -> (f64, f64) {
+        match self.state(worker) {
+            Some(state) if state.seen > 0 => (state.levels[self.rate], state.spread(self.spread)),
+            _ => self.newcomer,
+        }
+    }
+
+    fn sight(&self, worker: WorkerId, y: f64, observed: bool) -> Sight {
+        let (level, spread) = self.outlook(worker);
+        let trust = self.state(worker).map_or(1.0, |state| 1.0 - state.shifted);
+        Sight { residual: y - level, spread, observed, trust }
+    }
+}
+
+impl Predictor for Filter {
+    fn name(&self) -> &'static str {
+        "filter"
+    }
+
+    fn look(&mut self, scene: &Scene) {
+        let stride = scene.participants().div_ceil(SAMPLE).max(1);
+        let arrived = scene
+            .arrived
+            .iter()
+            .step_by(stride)
+            .map(|a| self.sight(a.worker, a.run_time.max(1e-9).ln(), true));
+        let silent = scene
+            .silent
+            .iter()
+            .step_by(stride)
+            .filter(|s| s.elapsed > 0.0)
+            .map(|s| self.sight(s.worker, s.elapsed.ln(), false));
+        let sights: Vec<Sight> = arrived.chain(silent).collect();
+        if self.rounds == 0 {
+            let (factor, spread) = fit_first(&sights);
+            self.factor = factor;
+            self.newcomer = (0.0, spread);
+            self.spread = spread;
+            self.residuals = Residuals::new(spread);
+        } else {
+            self.factor = self.common.fit(&sights, &self.reference);
+        }
+    }
+
+    fn expect(&mut self) {
+        self.factor = self.common.expected();
+    }
+
+    fn doubt(&mut self) -> bool {
+        let expected = self.common.expected();
+        let doubtful = self.rounds > 0 && self.factor > expected;
+        if doubtful {
+            self.factor = expected;
+        }
+        doubtful
+    }
+
+    fn survival(&self, worker: WorkerId, log_elapsed: f64) -> f64 {
+        let y = log_elapsed - self.factor;
+        let (level, spread) = self.outlook(worker);
+        let stays = self.residuals.survival((y - level) / spread);
+        match self.state(worker) {
+            None => stays,
+            Some(state) => {
+                let shifts = shift_survival(state.shift, level, y, spread, &self.cluster());
+                stays + state.shifted * (shifts - stays)
+            }
+        }
+    }
+
+    fn learn(&mut self, record: &RoundRecord<'_>) {
+        let times = record.run_times;
+        if times.is_empty() {
+            return;
+        }
+        let sights: Vec<Sight> = times
+            .iter()
+            .step_by(times.len().div_ceil(SAMPLE).max(1))
+            .map(|&(worker, run_time)| {
+                self.sight(worker, log_seconds(run_time), !run_time.is_censored())
+            })
+            .collect();
+        if self.rounds == 0 {
+            let (factor, spread) = fit_first(&sights);
+            // Levels carry the whole: the first factor is zero by definition.
+            self.factor = 0.0;
+            self.newcomer = (factor, spread.max(0.2));
+            self.spread = spread;
+            self.deviations = (0.8 * spread, 1.0);
+            self.residuals = Residuals::new(spread);
+        } else {
+            self.factor = self.common.fit(&sights, &self.reference);
+        }
+        self.rounds += 1;
+        let drift = self.learn_workers(times);
+        self.anchor(times, drift);
+        self.factors.push_back((record.round.base(), self.factor));
+        if self.factors.len() > LATEST {
+            self.factors.pop_front();
+        }
+        self.residuals.decay(1.0 - 1.0 / MEMORY);
+        self.residuals.settle(self.spread);
+        self.reference = Residuals::new(self.spread);
+    }
+
+    fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
+        self.learn_late(worker, base, run_time);
+    }
+}
+
+impl Filter {
+    fn learn_late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
+        let found = self.factors.iter().rev().find(|(version, _)| *version == base);
+        let (Some(&(_, factor)), false) = (found, run_time.is_censored()) else { return };
+        let Some(mut state) = self.workers.get_mut(worker.0 as usize).and_then(Option::take) else {
+            return;
+        };
+        let seen = state.observe(log_seconds(run_time) - factor, &self.cluster());
+        self.workers[worker.0 as usize] = Some(state);
+        if let Some((u, weight)) = seen {
+            self.residuals.observe(u, weight);
+        }
+    }
+
+    /// What all who arrived have in common is the round's, not theirs: without this, factor and
+    /// levels could drift apart for ever, and take with them the bounds of those not seen.
+    fn anchor(&mut self, times: &[(WorkerId, RunTime)], drift: f64) {
+        for (worker, _) in times.iter().filter(|(_, time)| !time.is_censored()) {
+            if let Some(state) = &mut self.workers[worker.0 as usize] {
+                state.levels.iter_mut().for_each(|level| *level -= drift);
+            }
+        }
+        if self.rounds > 1 {
+            self.common.learn(self.factor + drift);
+        }
+    }
+
+    /// Returns by how much those who arrived moved on average.
+    fn learn_workers(&mut self, times: &[(WorkerId, RunTime)]) -> f64 {
+        let mut pool: Vec<(f64, f64, bool)> = Vec::with_capacity(times.len());
+        let (mut deviations, mut count) = (0.0, 0.0);
+        let mut errors = [0.0; RATES.len()];
+        let (mut events, mut exposure) = (0.0, 0.0);
+        let (mut drift, mut arrived) = (0.0, 0.0);
+        let (mut level_sum, mut level_square, mut levels) = (0.0, 0.0, 0.0);
+        for &(worker, run_time) in times {
+            let index = worker.0 as usize;
+            if index >= self.workers.len() {
+                self.workers.resize_with(index + 1, || None);
+            }
+            let mut state = self.workers[index].take().unwrap_or_else(WorkerState::new);
+            let cluster = self.cluster();
+            let y = log_seconds(run_time) - self.factor;
+            state.pass();
+            if let Shift::Beyond(bound) = state.shift
+                && state.shifted > 0.5
+                && y > bound
+            {
+                exposure += y - bound;
+                events += f64::from(u8::from(!run_time.is_censored()));
+            }
+            let censored = run_time.is_censored();
+            if !censored && state.seen > 1 && state.shifted < 0.5 {
+                for (error, level) in errors.iter_mut().zip(state.levels) {
+                    *error += (y - level).abs().min(3.0 * self.spread);
+                }
+            }
+            let before = state.levels[self.rate];
+            let known = state.seen > 0;
+            let residual = match censored {
+                true => state.censor(y, &cluster),
+                false => state.observe(y, &cluster),
+            };
+            let moved = state.levels[self.rate] - before;
+            if !censored && known && moved.abs() < 3.0 * self.spread {
+                drift += moved;
+                arrived += 1.0;
+            }
+            if let Some((u, weight)) = residual {
+                pool.push((u, weight, censored));
+                let size = match censored {
+                    true => self.reference.beyond(u).1,
+                    false => clip(u).abs(),
+                };
+                deviations += weight * size * state.spread(self.spread);
+                count += weight;
+            }
+            if state.seen > 0 {
+                let level = state.levels[self.rate];
+                level_sum += level;
+                level_square += level * level;
+                levels += 1.0;
+            }
+            self.workers[index] = Some(state);
+        }
+        for (u, weight, censored) in pool {
+            match censored {
+                true => self.residuals.censor(u, weight),
+                false => self.residuals.observe(u, weight),
+            }
+        }
+        if count > 0.0 {
+            let keep = 1.0 - SPREAD_RATE;
+            self.deviations.0 = keep * self.deviations.0 + deviations / times.len() as f64;
+            self.deviations.1 = keep * self.deviations.1 + count / times.len() as f64;
+            self.spread = (1.25 * self.deviations.0 / self.deviations.1).clamp(1e-5, 1.5);
+            for (kept, error) in self.rate_errors.iter_mut().zip(errors) {
+                *kept = 0.99 * *kept + error / count;
+            }
+            self.rate = (0..RATES.len())
+                .min_by(|&a, &b| self.rate_errors[a].total_cmp(&self.rate_errors[b]))
+                .expect("there are rates");
+        }
+        self.beyond.0 = 0.98 * self.beyond.0 + 0.02 + events;
+        self.beyond.1 = 0.98 * self.beyond.1 + 0.02 + exposure;
+        if levels > 0.0 {
+            let mean = level_sum / levels;
+            let variance = (level_square / levels - mean * mean).max(0.0);
+            self.newcomer = (mean, (variance + self.spread * self.spread).sqrt().max(0.1));
+        }
+        if arrived > 0.0 { drift / arrived } else { 0.0 }
+    }
+}

@@ -1,0 +1,212 @@
+//! What the filter believes of one worker.
+
+use crate::predict::residuals::{Residuals, clip};
+
+/// Forgetting rates of the level estimates kept side by side; the cluster's data choose among them.
+pub(super) const RATES: [f64; 4] = [0.02, 0.1, 0.35, 0.8];
+/// Chance a round that a worker leaves its level (a change point), and that it returns.
+const LEAVES: f64 = 0.004;
+const RETURNS: f64 = 0.03;
+/// How fast a lower bound from long ago loses its force, in log run-time a round.
+const BOUND_FADES: f64 = 0.002;
+/// Spread of a new level about the old, in log run-time.
+const NEW_LEVEL: f64 = 0.7;
+/// Pseudo-observations behind the cluster's spread in a worker's own.
+const SPREAD_PRIOR: f64 = 6.0;
+const SPREAD_RATE: f64 = 0.03;
+
+/// Where a worker is if it has left its level.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Shift {
+    /// Anywhere.
+    Somewhere,
+    /// At this level.
+    Level(f64),
+    /// Beyond this: it has only been censored since.
+    Beyond(f64),
+}
+
+/// One worker's level (log run-time less the round's common factor), spread, and the chance that
+/// it is elsewhere: the run-length posterior of online change-point detection, pruned to the two
+/// hypotheses that matter.
+#[derive(Debug, Clone)]
+pub(super) struct WorkerState {
+    pub(super) seen: u32,
+    /// Observations behind the level; a censored one counts for half.
+    evidence: f64,
+    pub(super) levels: [f64; RATES.len()],
+    deviation: f64,
+    deviation_weight: f64,
+    pub(super) shift: Shift,
+    /// Probability of the shift.
+    pub(super) shifted: f64,
+}
+
+/// What the cluster knows, lent to a worker's update.
+pub(super) struct Cluster<'a> {
+    pub(super) residuals: &'a Residuals,
+    pub(super) reference: &'a Residuals,
+    pub(super) spread: f64,
+    /// Hazard, in log run-time, of a worker that is known only to be beyond a bound.
+    pub(super) hazard_beyond: f64,
+    /// Which of [`RATES`] is in force.
+    pub(super) rate: usize,
+}
+
+impl WorkerState {
+    pub(super) fn new() -> WorkerState {
+        WorkerState {
+            seen: 0,
+            evidence: 0.0,
+            levels: [0.0; RATES.len()],
+            deviation: 0.0,
+            deviation_weight: 0.0,
+            shift: Shift::Somewhere,
+            shifted: LEAVES,
+        }
+    }
+
+    /// Its own spread, drawn towards the cluster's.
+    pub(super) fn spread(&self, cluster: f64) -> f64 {
+        let weight = SPREAD_PRIOR + self.deviation_weight;
+        let spread = (SPREAD_PRIOR * cluster + 1.25 * self.deviation) / weight;
+        let few = 1.0 + 1.0 / (1.0 + f64::from(self.seen));
+        spread * few.sqrt()
+    }
+
+    /// Probability that log run-time (less the common factor) exceeds `y`, if it has shifted.
+    pub(super) fn shift_survival(&self, y: f64, spread: f64, cluster: &Cluster<'_>) -> f64 {
+        shift_survival(self.shift, self.levels[cluster.rate], y, spread, cluster)
+    }
+
+    /// A round passes: it may leave its level, or come back to it.
+    pub(super) fn pass(&mut self) {
+        self.shifted = self.shifted * (1.0 - RETURNS) + (1.0 - self.shifted) * LEAVES;
+        if let Shift::Beyond(bound) = &mut self.shift {
+            *bound -= BOUND_FADES;
+        }
+    }
+
+    /// It took `y`. Returns the residual (in spreads) and how much it belongs to the pool.
+    pub(super) fn observe(&mut self, y: f64, cluster: &Cluster<'_>) -> Option<(f64, f64)> {
+        if self.seen == 0 {
+            self.restart(y);
+            return None;
+        }
+        let level = self.levels[cluster.rate];
+        let spread = self.spread(cluster.spread);
+        let u = (y - level) / spread;
+        let stays = cluster.residuals.log_density(u).exp() / spread;
+        let shifts = match self.shift {
+            Shift::Somewhere => somewhere_density(y - level),
+            Shift::Level(at) => cluster.residuals.log_density((y - at) / spread).exp() / spread,
+            Shift::Beyond(bound) if y >= bound => {
+                cluster.hazard_beyond * (-cluster.hazard_beyond * (y - bound)).exp()
+            }
+            Shift::Beyond(_) => 0.02 * somewhere_density(y - level),
+        };
+        let before = self.shifted;
+        self.shifted = posterior(before, shifts, stays);
+        if self.shifted > 0.5 {
+            let known = match self.shift {
+                Shift::Level(at) if before < 0.9 => Some(at),
+                _ => None,
+            };
+            match known {
+                _ if before >= 0.9 => self.swap(y),
+                Some(at) if self.shifted > 0.9 => self.swap(0.5 * (at + y)),
+                Some(at) => self.shift = Shift::Level(0.5 * (at + y)),
+                None => self.shift = Shift::Level(y),
+            }
+            return Some((u, 1.0 - self.shifted));
+        }
+        self.seen = self.seen.saturating_add(1);
+        self.evidence += 1.0;
+        self.follow(clip(u) - cluster.reference.mean(), clip(u).abs(), spread);
+        Some((u, 1.0 - self.shifted))
+    }
+
+    /// It took longer than `y`.
+    pub(super) fn censor(&mut self, y: f64, cluster: &Cluster<'_>) -> Option<(f64, f64)> {
+        if self.seen == 0 {
+            let bound = match self.shift {
+                Shift::Beyond(bound) => bound.max(y),
+                _ => y,
+            };
+            (self.shift, self.shifted) = (Shift::Beyond(bound), 1.0);
+            return None;
+        }
+        let spread = self.spread(cluster.spread);
+        let u = (y - self.levels[cluster.rate]) / spread;
+        let stays = cluster.residuals.survival(u);
+        let shifts = self.shift_survival(y, spread, cluster);
+        self.shifted = posterior(self.shifted, shifts, stays);
+        match self.shift {
+            Shift::Beyond(bound) => self.shift = Shift::Beyond(bound.max(y)),
+            Shift::Level(at) if y < at + 2.0 * spread => {}
+            _ if self.shifted > 0.5 => self.shift = Shift::Beyond(y),
+            _ => {}
+        }
+        if self.shifted < 0.5 {
+            let (mean, size) = cluster.reference.beyond(u);
+            self.evidence += 0.5;
+            self.follow(mean - cluster.reference.mean(), size, spread);
+        }
+        Some((u, 1.0 - self.shifted))
+    }
+
+    fn restart(&mut self, y: f64) {
+        (self.seen, self.evidence) = (1, 1.0);
+        self.levels = [y; RATES.len()];
+        self.shift = Shift::Somewhere;
+        self.shifted = LEAVES;
+    }
+
+    /// The other level is the level now; the old one is where it may return to.
+    fn swap(&mut self, level: f64) {
+        let old = self.levels[0];
+        self.restart(level);
+        (self.seen, self.evidence) = (2, 2.0);
+        self.shift = Shift::Level(old);
+    }
+
+    /// Moves level and spread by a clipped residual and its size, in spreads.
+    fn follow(&mut self, residual: f64, size: f64, spread: f64) {
+        for (level, rate) in self.levels.iter_mut().zip(RATES) {
+            *level += rate.max(1.0 / self.evidence) * residual * spread;
+        }
+        let keep = 1.0 - SPREAD_RATE;
+        self.deviation = keep * self.deviation + size * spread;
+        self.deviation_weight = keep * self.deviation_weight + 1.0;
+    }
+}
+
+/// As [`WorkerState::shift_survival`], for a worker whose parts are at hand.
+pub(super) fn shift_survival(
+    shift: Shift,
+    level: f64,
+    y: f64,
+    spread: f64,
+    cluster: &Cluster<'_>,
+) -> f64 {
+    match shift {
+        Shift::Somewhere => somewhere_survival(y - level),
+        Shift::Level(at) => cluster.residuals.survival((y - at) / spread),
+        Shift::Beyond(bound) => (-cluster.hazard_beyond * (y - bound).max(0.0)).exp(),
+    }
+}
+
+fn posterior(prior: f64, shifts: f64, stays: f64) -> f64 {
+    let odds = prior * shifts;
+    let all = odds + (1.0 - prior) * stays;
+    if all > 0.0 { (odds / all).clamp(1e-6, 1.0 - 1e-6) } else { prior }
+}
+
+fn somewhere_density(r: f64) -> f64 {
+    0.5 / NEW_LEVEL * (-r.abs() / NEW_LEVEL).exp()
+}
+
+fn somewhere_survival(r: f64) -> f64 {
+    let beyond = 0.5 * (-r.abs() / NEW_LEVEL).exp();
+    if r > 0.0 { beyond } else { 1.0 - beyond }
+}

@@ -1,0 +1,51 @@
+//! Predictors: what is known of every worker's run-time before and during a round.
+
+mod elfving;
+mod empirical;
+mod filter;
+mod normal;
+mod residuals;
+mod scale;
+
+pub use elfving::Elfving;
+pub use empirical::Empirical;
+pub use filter::Filter;
+use paceline_core::{RoundRecord, RunTime, Version, WorkerId};
+
+use crate::scene::Scene;
+
+/// Predicts run-times. One file (or folder) per predictor.
+///
+/// Laws:
+/// - [`Predictor::survival`] falls from 1 towards 0 as time grows.
+/// - Censored run-times count by their survival probability, never as if they had ended.
+pub trait Predictor: Send {
+    /// As the user would write it.
+    fn name(&self) -> &'static str;
+
+    /// Takes in what arrivals and silence so far say of the open round as a whole.
+    fn look(&mut self, scene: &Scene);
+
+    /// Goes back to what is expected of a round of which nothing has been seen.
+    fn expect(&mut self) {}
+
+    /// Another reading of the same signs, if there is one: what silence says of a round is weaker
+    /// evidence than a likelihood makes of it, so a cut must be right under both.
+    fn doubt(&mut self) -> bool {
+        false
+    }
+
+    /// The probability that `worker` takes longer than e to the `log_elapsed` seconds in the round
+    /// last looked at. Not conditioned on how long it has been silent; the stopping rule does that.
+    fn survival(&self, worker: WorkerId, elapsed: f64) -> f64;
+
+    /// A round closed.
+    fn learn(&mut self, record: &RoundRecord<'_>);
+
+    /// A censored run-time became known.
+    fn late(&mut self, _worker: WorkerId, _base: Version, _run_time: RunTime) {}
+}
+
+fn log_seconds(run_time: RunTime) -> f64 {
+    run_time.bound().as_secs_f64().max(1e-9).ln()
+}

@@ -1,0 +1,157 @@
+//! The pooled distribution of standardised residuals: a decayed product-limit estimate over bins.
+//!
+//! A censored residual stays at risk up to its bound and then leaves: it never enters as if it had
+//! happened there (that would be short) nor as a draw (that walks upward and feeds on itself).
+//! Where nobody was at risk, nothing is known, and the prior's hazard speaks.
+
+use super::scale::{BINS, position, residual};
+
+/// Pseudo-observations behind the prior's hazard in every bin.
+const PRIOR_WEIGHT: f64 = 2.0;
+/// The prior's share of residuals that are stalls, of Pareto-like length.
+const PRIOR_STALLS: f64 = 0.02;
+/// Residuals count for levels and spreads up to this size.
+const CLIP: f64 = 3.0;
+/// Below this survival nothing is told apart.
+const FLOOR: f64 = 1e-12;
+
+/// What was seen, and the survival function that follows.
+#[derive(Debug, Clone)]
+pub(crate) struct Residuals {
+    observed: Vec<f64>,
+    censored: Vec<f64>,
+    /// `survival[b]`: probability of a residual beyond the lower edge of bin b.
+    survival: Vec<f64>,
+    log_survival: Vec<f64>,
+    /// Log density in bin b, per unit of the residual.
+    log_density: Vec<f64>,
+    /// Mean, and mean size, of what lies beyond the lower edge of bin b, both clipped.
+    mean_beyond: Vec<f64>,
+    size_beyond: Vec<f64>,
+}
+
+impl Residuals {
+    /// Nothing seen: the prior, for residuals standardised by `scale` (of log run-times).
+    pub(crate) fn new(scale: f64) -> Residuals {
+        let mut new = Residuals {
+            observed: vec![0.0; BINS],
+            censored: vec![0.0; BINS],
+            survival: vec![1.0; BINS + 1],
+            log_survival: vec![0.0; BINS + 1],
+            log_density: vec![0.0; BINS],
+            mean_beyond: vec![0.0; BINS + 1],
+            size_beyond: vec![0.0; BINS + 1],
+        };
+        new.settle(scale);
+        new
+    }
+
+    /// Forgets a share of everything seen so far.
+    pub(crate) fn decay(&mut self, keep: f64) {
+        for x in self.observed.iter_mut().chain(&mut self.censored) {
+            *x *= keep;
+        }
+    }
+
+    /// A residual was this.
+    pub(crate) fn observe(&mut self, u: f64, weight: f64) {
+        self.observed[bin(u)] += weight;
+    }
+
+    /// A residual was longer than this.
+    pub(crate) fn censor(&mut self, u: f64, weight: f64) {
+        self.censored[bin(u)] += weight;
+    }
+
+    /// Makes the survival function from what was seen and the prior.
+    pub(crate) fn settle(&mut self, scale: f64) {
+        let mut at_risk: f64 =
+            self.observed.iter().sum::<f64>() + self.censored.iter().sum::<f64>();
+        let mut prior_before = 1.0;
+        let mut survival: f64 = 1.0;
+        for b in 0..BINS {
+            let (from, to) = (residual(b as f64), residual((b + 1) as f64));
+            let prior = prior_survival(to, scale);
+            let prior_hazard = 1.0 - prior / prior_before;
+            prior_before = prior;
+            // Half of those who leave in a bin were at risk in it.
+            let exposed = (at_risk - 0.5 * self.censored[b]).max(self.observed[b]);
+            let hazard =
+                (self.observed[b] + PRIOR_WEIGHT * prior_hazard) / (exposed + PRIOR_WEIGHT);
+            let next = (survival * (1.0 - hazard.min(1.0))).max(FLOOR);
+            self.log_density[b] = ((survival - next).max(FLOOR * 1e-3) / (to - from)).ln();
+            survival = next;
+            self.survival[b + 1] = survival;
+            self.log_survival[b + 1] = survival.ln();
+            at_risk -= self.observed[b] + self.censored[b];
+        }
+        let (mut sum, mut size) = (0.0, 0.0);
+        for b in (0..BINS).rev() {
+            let mass = self.survival[b] - self.survival[b + 1];
+            let middle = clip(0.5 * (residual(b as f64) + residual((b + 1) as f64)));
+            sum += mass * middle;
+            size += mass * middle.abs();
+            let last = if b + 1 == BINS { self.survival[BINS] } else { 0.0 };
+            sum += last * CLIP;
+            size += last * CLIP;
+            self.mean_beyond[b] = sum / self.survival[b];
+            self.size_beyond[b] = size / self.survival[b];
+        }
+        (self.mean_beyond[BINS], self.size_beyond[BINS]) = (CLIP, CLIP);
+    }
+
+    /// Mean of all, clipped: what a level is measured from.
+    pub(crate) fn mean(&self) -> f64 {
+        self.mean_beyond[0]
+    }
+
+    /// Mean and mean size of residuals beyond `u`, each clipped: what a censored one is expected
+    /// to have been.
+    pub(crate) fn beyond(&self, u: f64) -> (f64, f64) {
+        let (b, part) = split(u);
+        let between = |table: &[f64]| table[b] + part * (table[b + 1] - table[b]);
+        (between(&self.mean_beyond), between(&self.size_beyond))
+    }
+
+    /// The probability of a residual beyond `u`.
+    pub(crate) fn survival(&self, u: f64) -> f64 {
+        let (b, part) = split(u);
+        self.survival[b] + part * (self.survival[b + 1] - self.survival[b])
+    }
+
+    /// Its logarithm.
+    pub(crate) fn log_survival(&self, u: f64) -> f64 {
+        let (b, part) = split(u);
+        self.log_survival[b] + part * (self.log_survival[b + 1] - self.log_survival[b])
+    }
+
+    /// The logarithm of the density at `u`, smoothed between bins.
+    pub(crate) fn log_density(&self, u: f64) -> f64 {
+        let at = (position(u) - 0.5).clamp(0.0, (BINS - 1) as f64 - 1e-9);
+        let b = at as usize;
+        let part = at - b as f64;
+        self.log_density[b] + part * (self.log_density[b + 1] - self.log_density[b])
+    }
+}
+
+/// A stall must not drag a level or a spread along: beyond [`CLIP`] it pulls no harder.
+pub(crate) fn clip(u: f64) -> f64 {
+    u.clamp(-CLIP, CLIP)
+}
+
+fn split(u: f64) -> (usize, f64) {
+    let at = position(u);
+    let b = (at as usize).min(BINS - 1);
+    (b, at - b as f64)
+}
+
+fn bin(u: f64) -> usize {
+    (position(u) as usize).min(BINS - 1)
+}
+
+/// A logistic core and a tail that is exponential in log run-time, so Pareto (shape 1) in run-time.
+fn prior_survival(u: f64, scale: f64) -> f64 {
+    let core = 1.0 / (1.0 + (1.7 * u).exp());
+    let stalled = if u > 0.0 { (-u * scale).exp() } else { 1.0 };
+    ((1.0 - PRIOR_STALLS) * core + PRIOR_STALLS * stalled).max(FLOOR)
+}

@@ -1,0 +1,62 @@
+//! λ: how much the run gains per second, locally.
+
+use paceline_core::{Round, RoundRecord, RoundView, Time};
+
+/// Rounds that the rate remembers.
+const MEMORY: f64 = 60.0;
+
+/// A decayed ratio of sums: samples over the time from opening to opening.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Rate {
+    gain: f64,
+    /// From opening to close, summed.
+    open: f64,
+    /// From close to the next opening, summed.
+    between: f64,
+    rounds: f64,
+    closed: Option<Time>,
+    seen: Option<Round>,
+}
+
+impl Rate {
+    /// A round is open: what passed between its opening and the last close is overhead. Says
+    /// whether the round is new.
+    pub(crate) fn opened(&mut self, view: &RoundView<'_>) -> bool {
+        if self.seen == Some(view.round) {
+            return false;
+        }
+        self.seen = Some(view.round);
+        if let Some(closed) = self.closed {
+            self.between += view.opened.since(closed).as_secs_f64();
+        }
+        true
+    }
+
+    /// A round closed.
+    pub(crate) fn closed(&mut self, record: &RoundRecord<'_>) {
+        let keep = 1.0 - 1.0 / MEMORY;
+        self.gain = keep * self.gain + record.weight;
+        self.open = keep * self.open + record.closed.since(record.opened).as_secs_f64();
+        self.between *= keep;
+        self.rounds = keep * self.rounds + 1.0;
+        self.closed = Some(record.closed);
+    }
+
+    /// Samples per second; before any round has closed, what a cut now would give.
+    pub(crate) fn or_now(&self, gained: f64, elapsed: f64) -> f64 {
+        match self.open > 0.0 {
+            true => self.gain / (self.open + self.between),
+            false => gained / elapsed,
+        }
+    }
+
+    /// Mean time between a close and the next opening.
+    pub(crate) fn overhead(&self) -> f64 {
+        if self.rounds > 0.0 { self.between / self.rounds } else { 0.0 }
+    }
+
+    /// Mean time from opening to close.
+    pub(crate) fn typical(&self) -> f64 {
+        if self.rounds > 0.0 { self.open / self.rounds } else { 0.0 }
+    }
+}

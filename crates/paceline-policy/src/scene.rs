@@ -1,0 +1,103 @@
+//! A round as predictors and stopping rules see it: who took how long, who is silent since when.
+
+use paceline_core::{RoundRecord, RoundView, RunTime, WorkerId};
+
+/// A moment of an open round, or of a closed one looked at again.
+#[derive(Debug, Clone, Default)]
+pub struct Scene {
+    /// Seconds since the round opened.
+    pub elapsed: f64,
+    /// Who has arrived, in order of arrival.
+    pub arrived: Vec<Arrived>,
+    /// Who may still come.
+    pub silent: Vec<Silent>,
+    /// Micro-batches that count one by one at the cut; 1 where a contribution is all or nothing.
+    pub partial: u32,
+}
+
+/// A worker that has arrived.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Arrived {
+    /// Who.
+    pub worker: WorkerId,
+    /// How long it took, in seconds.
+    pub run_time: f64,
+    /// Samples it brought.
+    pub weight: f64,
+}
+
+/// A worker that has not.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Silent {
+    /// Who.
+    pub worker: WorkerId,
+    /// Seconds since it could begin.
+    pub elapsed: f64,
+    /// Samples it would bring.
+    pub weight: f64,
+}
+
+impl Scene {
+    /// What an open round looks like now.
+    pub fn of(view: &RoundView<'_>) -> Scene {
+        let arrived = view.arrivals.iter().map(|arrival| Arrived {
+            worker: arrival.contribution.worker,
+            run_time: arrival.run_time.bound().as_secs_f64(),
+            weight: arrival.contribution.weight,
+        });
+        let silent = view.outstanding().map(|(worker, work)| Silent {
+            worker,
+            elapsed: view.now.since(work.started).as_secs_f64(),
+            weight: f64::from(work.samples),
+        });
+        Scene {
+            elapsed: view.now.since(view.opened).as_secs_f64(),
+            arrived: arrived.collect(),
+            silent: silent.collect(),
+            partial: view.partial,
+        }
+    }
+
+    /// A closed round as it looked when `count` had arrived, in order of run-time, or `elapsed`
+    /// seconds after it opened, whichever is later. Weights are taken as 1.
+    pub(crate) fn replayed(order: &[(WorkerId, RunTime)], count: usize, elapsed: f64) -> Scene {
+        let seconds = |time: RunTime| time.bound().as_secs_f64();
+        let mut scene = Scene { elapsed, partial: 1, ..Scene::default() };
+        if let Some(&(_, last)) = order.get(count.saturating_sub(1)) {
+            scene.elapsed = elapsed.max(seconds(last));
+        }
+        for &(worker, time) in order {
+            let x = seconds(time);
+            match !time.is_censored() && x <= scene.elapsed {
+                true => scene.arrived.push(Arrived { worker, run_time: x, weight: 1.0 }),
+                false => {
+                    let elapsed = scene.elapsed;
+                    scene.silent.push(Silent { worker, elapsed, weight: 1.0 });
+                }
+            }
+        }
+        scene
+    }
+
+    /// Those who have arrived and those who may.
+    pub fn participants(&self) -> usize {
+        self.arrived.len() + self.silent.len()
+    }
+
+    /// Samples behind what has arrived.
+    pub fn gained(&self) -> f64 {
+        self.arrived.iter().map(|a| a.weight).sum()
+    }
+
+    /// Samples that may still come.
+    pub fn missing(&self) -> f64 {
+        self.silent.iter().map(|s| s.weight).sum()
+    }
+}
+
+/// Observed run-times of a closed round in order, then the censored ones.
+pub(crate) fn in_order(record: &RoundRecord<'_>) -> Vec<(WorkerId, RunTime)> {
+    let mut order = record.run_times.to_vec();
+    order.sort_by_key(|&(worker, time)| (time.is_censored(), time.bound(), worker));
+    order
+}

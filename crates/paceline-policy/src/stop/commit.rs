@@ -1,0 +1,60 @@
+//! The paper's rule: before the round, commit to the count with the best expected rate.
+//!
+//! c* = argmax c / (E[x_(c)] + o). The expected order statistic is the time by which the mean
+//! distribution of the workers reaches (c − π/8) / (n − π/4 + 1): Elfving's formula, which for a
+//! normal is the one in the paper and holds for any continuous distribution to the same order.
+
+use std::f64::consts::PI;
+
+use paceline_core::WorkerId;
+
+use crate::{predict::Predictor, scene::Scene};
+
+/// Moments at which the mean distribution is evaluated, evenly spaced in log time.
+const GRID: usize = 192;
+/// The most workers it is averaged over; of more, every k-th.
+const SAMPLE: usize = 512;
+
+/// The count to wait for, if anything is known; `typical` is about how long a round takes.
+pub(crate) fn best_count(
+    predictor: &dyn Predictor,
+    scene: &Scene,
+    typical: f64,
+    overhead: f64,
+) -> usize {
+    let n = scene.participants();
+    let arrived = scene.arrived.iter().map(|a| a.worker);
+    let everyone = arrived.chain(scene.silent.iter().map(|s| s.worker));
+    let workers: Vec<WorkerId> = everyone.step_by(n.div_ceil(SAMPLE).max(1)).collect();
+    let times = expected_order_statistics(predictor, &workers, n, typical);
+    let rate = |c: usize| c as f64 / (times[c - 1] + overhead);
+    (1..=n).max_by(|&a, &b| rate(a).total_cmp(&rate(b))).unwrap_or(1)
+}
+
+/// E[x_(1)], …, E[x_(n)]; infinite where the prediction does not reach.
+fn expected_order_statistics(
+    predictor: &dyn Predictor,
+    workers: &[WorkerId],
+    n: usize,
+    typical: f64,
+) -> Vec<f64> {
+    let (from, to) = ((typical / 50.0).ln(), (typical * 200.0).ln());
+    let mut times = Vec::with_capacity(n);
+    let (mut before, mut reached) = (from, 0.0);
+    for step in 0..GRID {
+        let at = from + (to - from) * (step + 1) as f64 / GRID as f64;
+        let silent: f64 = workers.iter().map(|&w| predictor.survival(w, at)).sum();
+        let share = 1.0 - silent / workers.len() as f64;
+        while times.len() < n {
+            let wanted = (times.len() as f64 + 1.0 - PI / 8.0) / (n as f64 - PI / 4.0 + 1.0);
+            if share < wanted {
+                break;
+            }
+            let part = ((wanted - reached) / (share - reached).max(1e-12)).clamp(0.0, 1.0);
+            times.push((before + part * (at - before)).exp());
+        }
+        (before, reached) = (at, share);
+    }
+    times.resize(n, f64::INFINITY);
+    times
+}

@@ -1,0 +1,107 @@
+//! The renewal rule: a round goes on exactly while some further wait is worth more than λ a second.
+//!
+//! Two families of further waits are weighed, over a grid of moments up to the last at which even
+//! everybody arriving could pay:
+//! - until a moment t, or until all are in: gain Σ pᵢ(t), time ∫ (1 − Π pᵢ);
+//! - until the next arrival, or t: gain 1 − Π(1 − pᵢ(t)) times the mean weight, time ∫ Π(1 − pᵢ).
+//!
+//! pᵢ(t) is the chance that i, silent until now, arrives by t. The rule is asked again after
+//! arrivals, so the true value of going on is at least that of either.
+//!
+//! With salvage, finished micro-batches count at the cut: j of m are done by t if the whole takes
+//! at most t·m/j, so the expected share done is the mean of pᵢ(t·m/j) over j.
+
+use crate::{
+    predict::Predictor,
+    scene::{Scene, Silent},
+};
+
+const GRID: usize = 24;
+const FIRST: f64 = 1e-3;
+/// The most silent workers that are summed over; of more, every k-th.
+const SAMPLE: usize = 1024;
+
+/// A further wait.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Plan {
+    /// Expected gain less λ times the wait.
+    pub(crate) value: f64,
+    /// Seconds from now until it would stop.
+    pub(crate) wait: f64,
+    /// Arrivals expected by then.
+    pub(crate) arrivals: f64,
+}
+
+/// The best further wait at `rate` gain per second. A value of 0 or less means stop.
+pub(crate) fn best_plan(predictor: &dyn Predictor, scene: &Scene, rate: f64) -> Plan {
+    let count = scene.silent.len();
+    let stride = count.div_ceil(SAMPLE).max(1);
+    let silent: Vec<(Silent, f64)> = scene
+        .silent
+        .iter()
+        .step_by(stride)
+        .map(|s| (*s, predictor.survival(s.worker, s.elapsed.max(1e-9).ln()).max(1e-12)))
+        .collect();
+    let times = count as f64 / silent.len().max(1) as f64;
+    let total = scene.missing();
+    let mean_weight = total / count.max(1) as f64;
+    let ratio = (1.0 / FIRST).powf(1.0 / (GRID - 1) as f64);
+    let done_now: f64 = match scene.partial {
+        0 | 1 => 0.0,
+        m => silent.iter().map(|(s, now)| s.weight * share_done(predictor, s, *now, 0.0, m)).sum(),
+    };
+
+    let mut best = Plan { value: 0.0, wait: 0.0, arrivals: 0.0 };
+    let (mut before, mut some_left, mut none_in) = (0.0, 1.0, 1.0);
+    let (mut until_all, mut until_first) = (0.0, 0.0);
+    let mut wait = FIRST * total / rate;
+    for _ in 0..GRID {
+        let (mut gain, mut arrivals, mut all, mut none) = (0.0, 0.0, 1.0, 1.0);
+        for (s, now) in &silent {
+            let later = predictor.survival(s.worker, (s.elapsed + wait).ln());
+            let p = (1.0 - later / now).clamp(0.0, 1.0);
+            gain += s.weight
+                * match scene.partial {
+                    0 | 1 => p,
+                    m => share_done(predictor, s, *now, wait, m),
+                };
+            arrivals += p;
+            all *= p;
+            none *= 1.0 - p;
+        }
+        if stride > 1 {
+            (all, none) = (all.powf(times), none.powf(times));
+        }
+        until_all += 0.5 * (some_left + (1.0 - all)) * (wait - before);
+        until_first += 0.5 * (none_in + none) * (wait - before);
+        (before, some_left, none_in) = (wait, 1.0 - all, none);
+        let to_moment = times * (gain - done_now) - rate * until_all;
+        let to_first = match scene.partial {
+            0 | 1 => mean_weight * (1.0 - none) - rate * until_first,
+            _ => f64::NEG_INFINITY,
+        };
+        if to_moment.max(to_first) > best.value {
+            best = match to_moment >= to_first {
+                true => Plan { value: to_moment, wait, arrivals: times * arrivals },
+                false => Plan { value: to_first, wait, arrivals: 1.0 },
+            };
+        }
+        wait *= ratio;
+    }
+    best
+}
+
+/// Of a silent worker's micro-batches, the share expected to be done `wait` from now.
+fn share_done(predictor: &dyn Predictor, s: &Silent, now: f64, wait: f64, m: u32) -> f64 {
+    let by = |j: u32| {
+        let whole = (s.elapsed + wait) * f64::from(m) / f64::from(j);
+        (1.0 - predictor.survival(s.worker, whole.max(1e-9).ln()) / now).clamp(0.0, 1.0)
+    };
+    (1..=m).map(by).sum::<f64>() / f64::from(m)
+}
+
+/// The moment, in seconds since the opening, after which even everybody's arrival at once could
+/// not make the round as good as the run's rate.
+pub(crate) fn break_even(gained: f64, missing: f64, rate: f64, overhead: f64) -> f64 {
+    (gained + missing) / rate - overhead
+}

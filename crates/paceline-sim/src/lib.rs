@@ -1,0 +1,12 @@
+//! Rounds in simulated time: the production round machine and policies, driven by traces and
+//! generated clusters.
+
+mod replay;
+mod scripted;
+mod timed;
+mod world;
+
+pub use replay::{Outcome, Replay, RoundOutcome};
+pub use scripted::Scripted;
+pub use timed::Cost;
+pub use world::{Drawn, Recorded, World};

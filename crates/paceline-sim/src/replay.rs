@@ -1,0 +1,231 @@
+//! Run-times replayed under a policy: they come from a [`World`], decisions from the production code.
+
+use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
+
+use paceline_core::{
+    Blocks, Contribution, CutReason, EventKind, LeaveReason, Phase, Policy, Round, RoundConfig,
+    RoundMachine, SampleRange, Straggler, Time, Version, Work, WorkerId,
+};
+
+use crate::{
+    timed::{Cost, Timed},
+    world::World,
+};
+
+/// How run-times are replayed.
+///
+/// A run-time belongs to its round: an aborted worker starts the next round afresh, a finishing one
+/// is busy into it. A lower bound in a trace is taken for the run-time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Replay {
+    /// What those past the cut do.
+    pub straggler: Straggler,
+    /// Seconds between a close and the next opening.
+    pub overhead: f64,
+    /// No round closes with fewer.
+    pub quorum: usize,
+}
+
+impl Default for Replay {
+    /// Strict censoring, no overhead.
+    fn default() -> Self {
+        Replay { straggler: Straggler::Abort, overhead: 0.0, quorum: 1 }
+    }
+}
+
+/// One replayed round.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RoundOutcome {
+    /// Contributions, by the share of their work that was accepted.
+    pub accepted: f64,
+    /// Who contributed, in worker order.
+    pub members: Vec<WorkerId>,
+    /// From opening to close.
+    pub seconds: f64,
+    /// Why it stopped waiting.
+    pub reason: CutReason,
+    /// What the policy went by.
+    pub trusts: Option<String>,
+}
+
+/// A whole replay.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Round by round.
+    pub rounds: Vec<RoundOutcome>,
+    /// What deciding took.
+    pub cost: Cost,
+}
+
+impl Outcome {
+    /// Contributions per second over the whole replay.
+    pub fn rate(&self, overhead: f64) -> f64 {
+        let accepted: f64 = self.rounds.iter().map(|r| r.accepted).sum();
+        let seconds: f64 = self.rounds.iter().map(|r| r.seconds + overhead).sum();
+        if seconds > 0.0 { accepted / seconds } else { 0.0 }
+    }
+}
+
+impl Replay {
+    /// Replays so many rounds of `world`. Rounds in which nobody was there are left out.
+    pub fn run(&self, world: &mut dyn World, rounds: usize, policy: Box<dyn Policy>) -> Outcome {
+        let (policy, cost) = Timed::new(policy);
+        let config = RoundConfig {
+            quorum: self.quorum,
+            straggler: self.straggler,
+            micro_batches: world.micro_batches() as u32,
+            ..RoundConfig::default()
+        };
+        let mut driver = Driver {
+            world,
+            straggler: self.straggler,
+            machine: RoundMachine::new(config, Box::new(policy), Round(0)),
+            busy: BinaryHeap::new(),
+            now: Time::ZERO,
+            closed: None,
+        };
+        let mut outcomes = Vec::with_capacity(rounds);
+        let mut seconds = 0.0;
+        for _ in 0..rounds {
+            driver.world.next_round(seconds);
+            let before = driver.now;
+            outcomes.extend(driver.round());
+            driver.now += Duration::from_secs_f64(self.overhead);
+            seconds = driver.now.since(before).as_secs_f64();
+        }
+        let cost = cost.lock().expect("nobody panicked with it").clone();
+        Outcome { rounds: outcomes, cost }
+    }
+}
+
+/// The machine, and who is computing.
+struct Driver<'a> {
+    world: &'a mut dyn World,
+    straggler: Straggler,
+    machine: RoundMachine,
+    /// When each contribution in the making will be done: moment, worker, version.
+    busy: BinaryHeap<Reverse<(Time, WorkerId, Version)>>,
+    now: Time,
+    closed: Option<RoundOutcome>,
+}
+
+impl Driver<'_> {
+    fn round(&mut self) -> Option<RoundOutcome> {
+        self.attend();
+        self.deliver();
+        // Everybody may be busy with what they were cut in.
+        while !self.machine.can_open(self.now) {
+            let Reverse((at, ..)) = self.busy.peek()?;
+            self.now = *at;
+            self.deliver();
+        }
+        let base = self.machine.round().base();
+        let samples = self.world.micro_batches() as u32;
+        let work: Vec<Work> =
+            self.machine.idle().into_iter().map(|worker| whole_work(worker, samples)).collect();
+        for given in &work {
+            let seconds = self.bound(given.worker).expect("who is absent is not live");
+            let done = self.now + Duration::from_secs_f64(seconds);
+            self.busy.push(Reverse((done, given.worker, base)));
+        }
+        self.machine.open(work, self.now);
+        let opened = self.now;
+        self.decide(opened);
+        while self.machine.phase() != Phase::Closed {
+            let arrival = self.busy.peek().map(|Reverse((at, ..))| *at);
+            let next = [arrival, self.machine.next_wake()].into_iter().flatten().min();
+            self.now = next.expect("somebody works or the policy wakes").max(self.now);
+            self.deliver();
+            self.decide(opened);
+        }
+        if self.straggler != Straggler::Finish {
+            self.busy.clear();
+        }
+        self.closed.take()
+    }
+
+    fn bound(&self, worker: WorkerId) -> Option<f64> {
+        self.world.run_time(worker.0 as usize)
+    }
+
+    /// Those the trace has in this round are live, the others are not.
+    fn attend(&mut self) {
+        let live: Vec<WorkerId> = self.machine.live().collect();
+        let mut live = live.into_iter().peekable();
+        for index in 0..self.world.workers() {
+            let worker = WorkerId(index as u32);
+            let was = live.next_if_eq(&worker).is_some();
+            let is = self.bound(worker).is_some();
+            if was && !is {
+                let why = LeaveReason::Disconnected;
+                self.machine.handle_leave(worker, why, self.now).expect("it was live");
+            } else if !was && is {
+                self.machine.handle_join(worker, "", self.now).expect("it was not live");
+            }
+        }
+    }
+
+    /// What is done by now arrives.
+    fn deliver(&mut self) {
+        while let Some(&Reverse((at, worker, base))) = self.busy.peek()
+            && at <= self.now
+        {
+            self.busy.pop();
+            // Who left meanwhile delivers nothing.
+            if let Ok(given) = self.machine.work_of(worker, base) {
+                self.contribute(worker, base, f64::from(given.samples), at);
+            }
+        }
+    }
+
+    fn contribute(&mut self, worker: WorkerId, base: Version, weight: f64, at: Time) {
+        let contribution = Contribution { worker, base, weight, loss: 0.0, blocks: Blocks::All };
+        self.machine.handle_arrival(contribution, at).expect("it was given that work");
+    }
+
+    fn decide(&mut self, opened: Time) {
+        self.machine.decide(self.now);
+        let (mut cut, mut trusted) = (CutReason::AllArrived, None);
+        while let Some(event) = self.machine.poll_event() {
+            match event.kind {
+                EventKind::Cut { round, reason, trusts, stragglers, .. } => {
+                    (cut, trusted) = (reason, trusts);
+                    if self.straggler == Straggler::Salvage {
+                        self.salvage(&stragglers, round.base(), opened);
+                    }
+                }
+                EventKind::Closed { closes, .. } => {
+                    let members: Vec<(WorkerId, f64)> =
+                        closes.into_iter().flat_map(|close| close.members).collect();
+                    let weight: f64 = members.iter().map(|(_, weight)| weight).sum();
+                    self.closed = Some(RoundOutcome {
+                        accepted: weight / self.world.micro_batches() as f64,
+                        members: members.into_iter().map(|(worker, _)| worker).collect(),
+                        seconds: event.at.since(opened).as_secs_f64(),
+                        reason: cut,
+                        trusts: trusted.take(),
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Stragglers push the micro-batches they have finished.
+    fn salvage(&mut self, stragglers: &[WorkerId], base: Version, opened: Time) {
+        let elapsed = self.now.since(opened).as_secs_f64();
+        for &worker in stragglers {
+            let ends = self.world.micro_ends(worker.0 as usize);
+            match ends.unwrap_or(&[]).partition_point(|&end| end <= elapsed) {
+                0 => self.machine.handle_aborted(worker, base, 0, self.now).expect("it was cut"),
+                done => self.contribute(worker, base, done as f64, self.now),
+            }
+        }
+        self.machine.decide(self.now);
+    }
+}
+
+fn whole_work(worker: WorkerId, samples: u32) -> Work {
+    let range = SampleRange { epoch: 0, start: 0, end: samples };
+    Work { worker, range, waited_for: false }
+}

@@ -1,0 +1,94 @@
+//! What deciding costs: a policy with a stopwatch.
+//!
+//! The critical path is measured by the clock, the whole by the thread's CPU time.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use paceline_core::{Decision, Policy, RoundRecord, RoundView, RunTime, Version, WorkerId};
+use rustix::time::{ClockId, clock_gettime};
+
+/// What a policy's thinking took.
+#[derive(Debug, Clone, Default)]
+pub struct Cost {
+    /// Each question's answer: the critical path.
+    pub decisions: Vec<Duration>,
+    /// CPU time of all of it, learning included.
+    pub cpu: Duration,
+}
+
+impl Cost {
+    /// The 99th percentile of the critical path.
+    pub fn p99(&self) -> Duration {
+        let mut sorted = self.decisions.clone();
+        sorted.sort_unstable();
+        let at = (sorted.len() as f64 * 0.99).ceil() as usize;
+        sorted.get(at.saturating_sub(1)).copied().unwrap_or_default()
+    }
+}
+
+/// Measures the policy inside; answers as it does.
+pub(crate) struct Timed {
+    inner: Box<dyn Policy>,
+    cost: Arc<Mutex<Cost>>,
+}
+
+impl Timed {
+    pub(crate) fn new(inner: Box<dyn Policy>) -> (Timed, Arc<Mutex<Cost>>) {
+        let cost = Arc::new(Mutex::new(Cost::default()));
+        (Timed { inner, cost: Arc::clone(&cost) }, cost)
+    }
+
+    fn spend<R>(&mut self, decision: bool, think: impl FnOnce(&mut dyn Policy) -> R) -> R {
+        let (since, cpu) = (Instant::now(), cpu_time());
+        let answer = think(&mut *self.inner);
+        let (spent, cpu) = (since.elapsed(), cpu_time().saturating_sub(cpu));
+        let mut cost = self.cost.lock().expect("nobody panicked with it");
+        cost.cpu += cpu;
+        if decision {
+            cost.decisions.push(spent);
+        }
+        answer
+    }
+}
+
+impl Policy for Timed {
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+
+    fn trusts(&self, participants: usize) -> Option<String> {
+        self.inner.trusts(participants)
+    }
+
+    fn decide(&mut self, view: &RoundView<'_>) -> Decision {
+        self.spend(true, |policy| policy.decide(view))
+    }
+
+    fn admissible_lag(&self) -> u64 {
+        self.inner.admissible_lag()
+    }
+
+    fn grace(&mut self, view: &RoundView<'_>) -> Duration {
+        self.spend(false, |policy| policy.grace(view))
+    }
+
+    fn closes_by_block(&self) -> bool {
+        self.inner.closes_by_block()
+    }
+
+    fn closed(&mut self, record: &RoundRecord<'_>) {
+        self.spend(false, |policy| policy.closed(record));
+    }
+
+    fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
+        self.spend(false, |policy| policy.late(worker, base, run_time));
+    }
+}
+
+fn cpu_time() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+}

@@ -1,0 +1,128 @@
+//! Where the run-times of a replay come from.
+
+use paceline_trace::{Cell, RoundSource, Trace, Unit};
+use rand::{SeedableRng, rngs::ChaCha8Rng, seq::SliceRandom};
+
+/// Run-times, round by round.
+pub trait World {
+    /// How many workers there are at most.
+    fn workers(&self) -> usize;
+
+    /// Goes on to the next round; the last took so many seconds from opening to opening.
+    fn next_round(&mut self, seconds: f64);
+
+    /// How long a worker takes in this round; `None` if it is not there.
+    fn run_time(&self, worker: usize) -> Option<f64>;
+
+    /// When it finishes each of its micro-batches, if that is known.
+    fn micro_ends(&self, worker: usize) -> Option<&[f64]>;
+
+    /// Micro-batches of a worker in a round.
+    fn micro_batches(&self) -> usize;
+}
+
+/// A recorded trace. A run-time belongs to its round, however long the last took.
+#[derive(Debug, Clone)]
+pub struct Recorded<'a> {
+    trace: &'a Trace,
+    /// The trace's round that comes first; the others follow, circularly.
+    start: usize,
+    /// `order[i]`: the trace's worker that is worker i here.
+    order: Vec<usize>,
+    /// Rounds gone by, the present one included.
+    passed: usize,
+}
+
+impl<'a> Recorded<'a> {
+    /// The trace under a seed: 0 is the trace as it is; others begin at another round and number
+    /// the workers in another order.
+    pub fn new(trace: &'a Trace, seed: u64) -> Recorded<'a> {
+        let mut order: Vec<usize> = (0..trace.workers().len()).collect();
+        let mut start = 0;
+        if seed > 0 {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            let mut rounds: Vec<usize> = (0..trace.rounds()).collect();
+            rounds.shuffle(&mut rng);
+            start = rounds.first().copied().unwrap_or(0);
+            order.shuffle(&mut rng);
+        }
+        Recorded { trace, start, order, passed: 0 }
+    }
+
+    /// The trace's number of worker i.
+    pub fn original(&self, worker: usize) -> usize {
+        self.order[worker]
+    }
+
+    fn row(&self) -> usize {
+        (self.start + self.passed.max(1) - 1) % self.trace.rounds()
+    }
+}
+
+impl World for Recorded<'_> {
+    fn workers(&self) -> usize {
+        self.order.len()
+    }
+
+    fn next_round(&mut self, _seconds: f64) {
+        self.passed += 1;
+    }
+
+    fn run_time(&self, worker: usize) -> Option<f64> {
+        self.trace.cell(self.row(), self.order[worker]).bound()
+    }
+
+    fn micro_ends(&self, worker: usize) -> Option<&[f64]> {
+        self.trace.micro_ends(self.row(), self.order[worker])
+    }
+
+    fn micro_batches(&self) -> usize {
+        self.trace.micro_batches()
+    }
+}
+
+/// A generated cluster that may pass through its phases by the clock, so that what comes depends on
+/// how long rounds were. Keeps what it drew, so that one can look back at it.
+pub struct Drawn<S> {
+    source: S,
+    row: Vec<f64>,
+    drawn: Trace,
+}
+
+impl<S: RoundSource> Drawn<S> {
+    /// Nothing drawn yet.
+    pub fn new(name: &str, source: S) -> Drawn<S> {
+        let n = source.workers();
+        Drawn { row: vec![f64::NAN; n], drawn: Trace::of_size(name, Unit::Relative, n), source }
+    }
+
+    /// What it drew.
+    pub fn into_trace(self) -> Trace {
+        self.drawn
+    }
+}
+
+impl<S: RoundSource> World for Drawn<S> {
+    fn workers(&self) -> usize {
+        self.row.len()
+    }
+
+    fn next_round(&mut self, seconds: f64) {
+        let elapsed = seconds / self.source.undisturbed_mean();
+        self.source.next_round(elapsed, &mut self.row);
+        let cell = |&x: &f64| if x.is_nan() { Cell::Absent } else { Cell::Observed(x) };
+        self.drawn.push_round(self.row.iter().map(cell));
+    }
+
+    fn run_time(&self, worker: usize) -> Option<f64> {
+        Some(self.row[worker]).filter(|x| !x.is_nan())
+    }
+
+    fn micro_ends(&self, _worker: usize) -> Option<&[f64]> {
+        None
+    }
+
+    fn micro_batches(&self) -> usize {
+        1
+    }
+}

@@ -1,0 +1,196 @@
+//! What can be wrong with a trace in a file, and where.
+
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+};
+
+use thiserror::Error;
+
+use crate::MAX_CELLS;
+
+/// A trace could not be read.
+#[derive(Debug, Error)]
+pub enum TraceError {
+    /// The file cannot be opened or read, or is not what its compression says.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The file as a whole is not a trace.
+    #[error("{}: {problem}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: Problem,
+    },
+    /// One place in the file is wrong.
+    #[error("{}, {place}: {problem}", path.display())]
+    Place {
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        place: Place,
+        /// What is wrong.
+        problem: Problem,
+    },
+}
+
+/// A place in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// A line of text, counted from 1.
+    Line(u64),
+    /// A row of a Parquet file, counted from 1.
+    Row(u64),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Line(line) => write!(f, "line {line}"),
+            Place::Row(row) => write!(f, "row {row}"),
+        }
+    }
+}
+
+/// What is wrong, and what would be right.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Problem {
+    /// Nothing is in it.
+    #[error("the file is empty: a header and at least one row are needed")]
+    Empty,
+    /// A header and nothing else.
+    #[error("nothing follows the header: at least one row is needed")]
+    NoRows,
+    /// The first line holds data.
+    #[error(
+        "the first line must name the columns (iteration,worker,seconds or iteration,NAME,NAME,…), \
+         but starts with `{0}`"
+    )]
+    NoHeader(String),
+    /// Columns that mean nothing here.
+    #[error("unknown columns ({found}): {wanted} are needed; others can be named as the columns")]
+    Columns {
+        /// Those that are there.
+        found: String,
+        /// Those that should be.
+        wanted: String,
+    },
+    /// Two columns of one name.
+    #[error("the column `{0}` is there twice: each needs a name of its own")]
+    DuplicateColumn(String),
+    /// A column holds what it cannot hold.
+    #[error("the column `{column}` holds {found}: {wanted} are needed")]
+    ColumnType {
+        /// The column.
+        column: String,
+        /// What it holds.
+        found: String,
+        /// What it should.
+        wanted: &'static str,
+    },
+    /// A row is too short or too long.
+    #[error("{found} fields: the header has {wanted}")]
+    FieldCount {
+        /// Fields in the row.
+        found: usize,
+        /// Fields in the header.
+        wanted: usize,
+    },
+    /// Not the number of an iteration.
+    #[error("`{0}` is not an iteration: write a whole number")]
+    Iteration(String),
+    /// Not a run-time.
+    #[error(
+        "`{0}` is not a run-time: write a positive number, >= and a positive number for a lower \
+         bound, or nothing for a worker that was not there"
+    )]
+    RunTime(String),
+    /// Not a worker's name.
+    #[error("`{0}` is not a worker: write a name or a number of up to {MAX_NAME} bytes")]
+    Worker(String),
+    /// Two run-times for one worker in one iteration.
+    #[error(
+        "iteration {iteration} already has a run-time of worker `{worker}` ({first}): write one"
+    )]
+    Duplicate {
+        /// The iteration.
+        iteration: i64,
+        /// The worker.
+        worker: String,
+        /// Where the first is.
+        first: Place,
+    },
+    /// A line that no trace has.
+    #[error("the line is longer than {} MiB", MAX_LINE >> 20)]
+    LineTooLong,
+    /// Bytes that are no text.
+    #[error("the line is not text in UTF-8")]
+    NotText,
+    /// A quoted field that does not end, or goes on after its end.
+    #[error("a quote is not closed: quotes surround a whole field, on one line")]
+    Quote,
+    /// More than can be held.
+    #[error(
+        "too large: {workers} workers × {rounds} rounds, of at most {MAX_WORKERS} workers, \
+         {MAX_ROUNDS} rounds and {MAX_CELLS} cells"
+    )]
+    TooLarge {
+        /// Workers so far.
+        workers: usize,
+        /// Rounds so far.
+        rounds: usize,
+    },
+    /// The Parquet reader's own words.
+    #[error("cannot be read as Parquet: {0}")]
+    Parquet(String),
+    /// An operation is missing, or is there twice, or is named by no number.
+    #[error("{0}")]
+    Operations(String),
+    /// The line is no event.
+    #[error("not an event of a run: {0}")]
+    Event(String),
+    /// A log in which no round was closed.
+    #[error("no round was closed in this run")]
+    NoRound,
+    /// A folder that no run wrote.
+    #[error("a folder without events.jsonl: name a file, or the folder of a run")]
+    NoEventLog,
+}
+
+/// The longest line that is read.
+pub(super) const MAX_LINE: usize = 64 << 20;
+/// The longest name of a worker, in bytes.
+pub(super) const MAX_NAME: usize = 256;
+/// The most workers.
+pub(super) const MAX_WORKERS: usize = 1 << 20;
+/// The most rounds.
+pub(super) const MAX_ROUNDS: usize = 1 << 24;
+
+impl TraceError {
+    pub(super) fn io(path: &Path, source: io::Error) -> TraceError {
+        TraceError::Io { path: path.to_owned(), source }
+    }
+
+    pub(super) fn file(path: &Path, problem: Problem) -> TraceError {
+        TraceError::File { path: path.to_owned(), problem }
+    }
+
+    pub(super) fn at(path: &Path, place: Place, problem: Problem) -> TraceError {
+        TraceError::Place { path: path.to_owned(), place, problem }
+    }
+}
+
+/// As much of a field as an error shows.
+pub(super) fn shown(text: &str) -> String {
+    const MOST: usize = 40;
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}

@@ -1,0 +1,104 @@
+//! Traces out of files: CSV, Parquet, and the event logs of runs.
+
+mod columns;
+mod csv;
+mod error;
+mod event_log;
+mod field;
+mod lines;
+mod operations;
+mod parquet;
+mod table;
+
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader},
+    path::Path,
+};
+
+use flate2::read::MultiGzDecoder;
+
+pub use error::{Place, Problem, TraceError};
+pub(crate) use field::quoted;
+
+use crate::Trace;
+
+/// How to read a file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ReadOptions {
+    /// The columns that hold iteration, worker and seconds, where they are called otherwise. Other
+    /// columns are then passed over.
+    pub columns: Option<[String; 3]>,
+}
+
+/// Reads a trace, in whichever format the file turns out to have: CSV (long or wide), Parquet (run-
+/// times or operations), an event log, or the folder of a run. CSV and logs may be compressed with
+/// gzip or zstd. The file's content decides, never its name.
+pub fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
+    let io = |source| TraceError::io(path, source);
+    if path.is_dir() {
+        return run(path);
+    }
+    let mut file = BufReader::new(File::open(path).map_err(io)?);
+    let name = name_of(path);
+    match peek(&mut file).map_err(io)? {
+        Content::Gzip => text(path, &name, BufReader::new(MultiGzDecoder::new(file)), options),
+        Content::Zstd => {
+            let plain = zstd::Decoder::with_buffer(file).map_err(io)?;
+            text(path, &name, BufReader::new(plain), options)
+        }
+        Content::Parquet => parquet::read(path, &name, file.into_inner(), options),
+        Content::Text => text(path, &name, file, options),
+    }
+}
+
+/// Reads what is text once it is unpacked.
+fn text(
+    path: &Path,
+    name: &str,
+    mut text: impl BufRead,
+    options: &ReadOptions,
+) -> Result<Trace, TraceError> {
+    let first = text.fill_buf().map_err(|source| TraceError::io(path, source))?;
+    match first.trim_ascii_start().first() {
+        Some(b'{') => event_log::read(path, name, text),
+        _ => csv::read(path, name, text, options),
+    }
+}
+
+/// Reads the log in the folder of a run, which the trace is called after.
+fn run(folder: &Path) -> Result<Trace, TraceError> {
+    let path = folder.join("events.jsonl");
+    if !path.is_file() {
+        return Err(TraceError::file(folder, Problem::NoEventLog));
+    }
+    let file = File::open(&path).map_err(|source| TraceError::io(&path, source))?;
+    let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let name = folder.file_name().map_or("run".into(), |name| name.to_string_lossy());
+    event_log::read(&path, &name, BufReader::new(file))
+}
+
+/// What the first bytes of a file say.
+enum Content {
+    Gzip,
+    Zstd,
+    Parquet,
+    Text,
+}
+
+fn peek(file: &mut BufReader<File>) -> io::Result<Content> {
+    let first = file.fill_buf()?;
+    Ok(match first {
+        [0x1f, 0x8b, ..] => Content::Gzip,
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Content::Zstd,
+        [b'P', b'A', b'R', b'1', ..] => Content::Parquet,
+        _ => Content::Text,
+    })
+}
+
+/// What the trace is called: the file's name up to its first extension.
+fn name_of(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let stem = name.split('.').find(|part| !part.is_empty());
+    stem.unwrap_or("trace").to_owned()
+}

@@ -1,0 +1,127 @@
+//! A synthetic cluster, round by round.
+
+use super::{
+    Phases, RoundSource,
+    drift::{Drift, DriftModel},
+    incident::{Incident, node_of},
+    noise::Noise,
+    regimes::{RegimeModel, Regimes},
+    stalls::{StallModel, Stalls},
+    stream::{Part, Stream},
+};
+
+/// What a cluster is made of. Parts multiply:
+///
+/// log x_i(t) = level_i + own_i(t) + common(t) + slow_node(t) + log noise_i(t) + log stall_i(t)
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Model {
+    pub(super) workers: usize,
+    pub(super) nodes: usize,
+    /// Standard deviation of the workers' fixed levels.
+    pub(super) level_sd: f64,
+    /// Of each worker.
+    pub(super) own: Option<DriftModel>,
+    /// Of all together.
+    pub(super) common: Option<DriftModel>,
+    pub(super) regimes: Option<RegimeModel>,
+    pub(super) noise: Noise,
+    pub(super) stalls: StallModel,
+    pub(super) incident: Option<Incident>,
+}
+
+impl Model {
+    /// Nothing but independent draws.
+    pub(super) fn of_noise(workers: usize, noise: Noise, p: f64) -> Model {
+        Model {
+            workers,
+            nodes: 1,
+            level_sd: 0.0,
+            own: None,
+            common: None,
+            regimes: None,
+            noise,
+            stalls: StallModel::preset(p),
+            incident: None,
+        }
+    }
+}
+
+/// A cluster whose rounds are drawn one after the other.
+///
+/// What lasts (drifts and the states of nodes) passes by rounds or by the clock; noise and stalls
+/// are drawn afresh each round; a shift or a failure has its round.
+pub struct Cluster {
+    model: Model,
+    phases: Phases,
+    round: u64,
+    levels: Vec<f64>,
+    own: Option<Drift>,
+    common: Option<Drift>,
+    regimes: Option<Regimes>,
+    noise: Stream,
+    stalls: Stalls,
+}
+
+impl Cluster {
+    pub(super) fn new(model: Model, phases: Phases, seed: u64) -> Cluster {
+        let n = model.workers;
+        let mut levels = Stream::new(seed, Part::Level);
+        Cluster {
+            phases,
+            round: 0,
+            levels: (0..n).map(|_| model.level_sd * levels.normal()).collect(),
+            own: model.own.map(|drift| Drift::new(drift, n, seed, Part::Own)),
+            common: model.common.map(|drift| Drift::new(drift, 1, seed, Part::Common)),
+            regimes: model.regimes.map(|regimes| Regimes::new(regimes, model.nodes, seed)),
+            noise: Stream::new(seed, Part::Noise),
+            stalls: Stalls::new(model.stalls, seed),
+            model,
+        }
+    }
+
+    fn advance(&mut self, elapsed: f64) {
+        for drift in [&mut self.own, &mut self.common].into_iter().flatten() {
+            drift.advance(elapsed);
+        }
+        if let Some(regimes) = &mut self.regimes {
+            regimes.advance(elapsed);
+        }
+    }
+}
+
+impl RoundSource for Cluster {
+    fn workers(&self) -> usize {
+        self.model.workers
+    }
+
+    fn undisturbed_mean(&self) -> f64 {
+        let Model { level_sd, own, common, noise, .. } = &self.model;
+        let drifts = [own, common].into_iter().flatten().map(|drift| drift.variance());
+        let variance = level_sd * level_sd + drifts.sum::<f64>();
+        (variance / 2.0).exp() * noise.mean()
+    }
+
+    fn next_round(&mut self, elapsed: f64, row: &mut [f64]) {
+        let n = self.model.workers;
+        assert_eq!(row.len(), n, "one run-time a worker");
+        if self.round > 0 {
+            self.advance(match self.phases {
+                Phases::Rounds => 1.0,
+                Phases::WallClock => elapsed.max(0.0),
+            });
+        }
+        let common = self.common.as_ref().map_or(0.0, |drift| drift.values()[0]);
+        for (i, x) in row.iter_mut().enumerate() {
+            let own = self.own.as_ref().map_or(0.0, |drift| drift.values()[i]);
+            let node = node_of(i, self.model.nodes, n);
+            let slow = self.regimes.as_mut().map_or(0.0, |regimes| regimes.log_factor(node));
+            *x = (self.levels[i] + own + common + slow).exp()
+                * self.model.noise.draw(&mut self.noise)
+                * self.stalls.factor();
+        }
+        if let Some(incident) = &self.model.incident {
+            incident.touch(self.round, row);
+        }
+        self.round += 1;
+    }
+}

@@ -1,0 +1,340 @@
+//! Line charts as inline SVG.
+
+use std::fmt::Write;
+
+use super::{
+    html::Escaped,
+    number::short,
+    scale::{Scale, Span},
+};
+
+/// Lines over a common axis.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LineChart {
+    /// Above the chart; says what is to be seen.
+    pub(crate) title: String,
+    /// Across.
+    pub(crate) x: Axis,
+    /// Upwards.
+    pub(crate) y: Axis,
+    /// At most six have colours of their own.
+    pub(crate) series: Vec<Series>,
+    /// Vertical lines with a word, such as a cutoff or a change.
+    pub(crate) marks: Vec<(f64, String)>,
+}
+
+/// What an axis shows.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Axis {
+    label: String,
+    scale: Scale,
+}
+
+impl Axis {
+    pub(crate) fn linear(label: impl Into<String>) -> Axis {
+        Axis { label: label.into(), scale: Scale::Linear }
+    }
+
+    pub(crate) fn log(label: impl Into<String>) -> Axis {
+        Axis { label: label.into(), scale: Scale::Log }
+    }
+}
+
+/// One line, band or level.
+#[derive(Debug, Clone)]
+pub(crate) struct Series {
+    name: String,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone)]
+enum Kind {
+    Line { points: Vec<(f64, f64)>, dashed: bool },
+    Band(Vec<(f64, f64, f64)>),
+    Level(f64),
+}
+
+impl Series {
+    pub(crate) fn line(name: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
+        Series { name: name.into(), kind: Kind::Line { points, dashed: false } }
+    }
+
+    /// A line for comparison.
+    pub(crate) fn dashed(name: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
+        Series { name: name.into(), kind: Kind::Line { points, dashed: true } }
+    }
+
+    /// What lies between: (x, low, high).
+    pub(crate) fn band(name: impl Into<String>, points: Vec<(f64, f64, f64)>) -> Series {
+        Series { name: name.into(), kind: Kind::Band(points) }
+    }
+
+    /// The same height everywhere.
+    pub(crate) fn level(name: impl Into<String>, height: f64) -> Series {
+        Series { name: name.into(), kind: Kind::Level(height) }
+    }
+
+    fn xs(&self) -> Vec<f64> {
+        match &self.kind {
+            Kind::Line { points, .. } => points.iter().map(|p| p.0).collect(),
+            Kind::Band(points) => points.iter().map(|p| p.0).collect(),
+            Kind::Level(_) => Vec::new(),
+        }
+    }
+
+    fn ys(&self) -> Vec<f64> {
+        match &self.kind {
+            Kind::Line { points, .. } => points.iter().map(|p| p.1).collect(),
+            Kind::Band(points) => points.iter().flat_map(|p| [p.1, p.2]).collect(),
+            Kind::Level(height) => vec![*height],
+        }
+    }
+}
+
+/// Points of a line that are drawn; of more, each stretch's lowest and highest.
+const POINTS: usize = 600;
+
+/// Points of a line that say their values under the mouse.
+const TIPS: usize = 60;
+
+const WIDTH: f64 = 560.0;
+const HEIGHT: f64 = 320.0;
+const LEFT: f64 = 58.0;
+const RIGHT: f64 = 14.0;
+const TOP: f64 = 18.0;
+const BOTTOM: f64 = 46.0;
+
+impl LineChart {
+    /// The chart as a figure.
+    pub(super) fn html(&self) -> String {
+        let (x, y) = (self.span(&self.x, Series::xs), self.span(&self.y, Series::ys));
+        let plot = Plot { x, y };
+        let mut html = format!("<figure>\n<figcaption>{}</figcaption>\n", Escaped(&self.title));
+        html += &self.legend();
+        let _ = write!(
+            html,
+            "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">\n",
+            Escaped(&self.title)
+        );
+        html += &plot.axes(&self.x.label, &self.y.label);
+        for (i, series) in self.series.iter().enumerate() {
+            html += &plot.series(series, i % 6);
+        }
+        for (at, label) in &self.marks {
+            html += &plot.mark(*at, label);
+        }
+        html + "</svg>\n</figure>\n"
+    }
+
+    fn span(&self, axis: &Axis, values: fn(&Series) -> Vec<f64>) -> Span {
+        Span::over(axis.scale, self.series.iter().flat_map(values))
+    }
+
+    fn legend(&self) -> String {
+        let mut html = "<div class=\"legend\">".to_owned();
+        for (i, series) in self.series.iter().enumerate() {
+            let kind = match series.kind {
+                Kind::Line { dashed: false, .. } => "line",
+                Kind::Line { dashed: true, .. } | Kind::Level(_) => "line dash",
+                Kind::Band(_) => "band",
+            };
+            let _ = write!(
+                html,
+                "<span><i class=\"{kind} c{}\"></i>{}</span>",
+                i % 6,
+                Escaped(&series.name)
+            );
+        }
+        html + "</div>\n"
+    }
+}
+
+/// The area that is drawn in.
+struct Plot {
+    x: Span,
+    y: Span,
+}
+
+impl Plot {
+    fn across(&self, x: f64) -> Option<f64> {
+        Some(LEFT + self.x.place(x)? * (WIDTH - LEFT - RIGHT))
+    }
+
+    fn up(&self, y: f64) -> Option<f64> {
+        Some(HEIGHT - BOTTOM - self.y.place(y)?.clamp(-0.02, 1.02) * (HEIGHT - TOP - BOTTOM))
+    }
+
+    fn at(&self, (x, y): (f64, f64)) -> Option<(f64, f64)> {
+        Some((self.across(x)?, self.up(y)?))
+    }
+
+    fn axes(&self, x_label: &str, y_label: &str) -> String {
+        let (floor, right) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
+        let mut svg = String::new();
+        for tick in self.y.ticks(6) {
+            let Some(at) = self.up(tick) else { continue };
+            let _ = write!(
+                svg,
+                "<path class=\"grid\" d=\"M{LEFT} {at:.1}H{right}\"/><text class=\"tick\" x=\"{:.1}\" \
+                 y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
+                LEFT - 6.0,
+                at + 4.0,
+                short(tick)
+            );
+        }
+        for tick in self.x.ticks(7) {
+            let Some(at) = self.across(tick) else { continue };
+            let _ = write!(
+                svg,
+                "<path class=\"grid\" d=\"M{at:.1} {TOP}V{floor}\"/><text class=\"tick\" \
+                 x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n",
+                floor + 17.0,
+                short(tick)
+            );
+        }
+        let _ = write!(
+            svg,
+            "<path class=\"axis\" d=\"M{LEFT} {TOP}V{floor}H{right}\"/>\n<text class=\"label\" \
+             x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n<text class=\"label\" \
+             transform=\"translate(13 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
+            (LEFT + right) / 2.0,
+            HEIGHT - 8.0,
+            Escaped(x_label),
+            (TOP + floor) / 2.0,
+            Escaped(y_label)
+        );
+        svg
+    }
+
+    fn series(&self, series: &Series, colour: usize) -> String {
+        match &series.kind {
+            Kind::Line { points, dashed } => {
+                let class = if *dashed { "line dash" } else { "line" };
+                let path = path(thinned(points).into_iter().filter_map(|point| self.at(point)));
+                let tips = self.tips(&series.name, points, colour);
+                format!("<path class=\"{class} c{colour}\" d=\"{path}\"/>\n{tips}")
+            }
+            Kind::Band(points) => {
+                let low = points.iter().map(|p| (p.0, p.1));
+                let high = points.iter().rev().map(|p| (p.0, p.2));
+                let path = path(low.chain(high).filter_map(|point| self.at(point)));
+                format!("<path class=\"band c{colour}\" d=\"{path}Z\"/>\n")
+            }
+            Kind::Level(height) => {
+                let Some(at) = self.up(*height) else { return String::new() };
+                let (name, value) = (Escaped(&series.name), short(*height));
+                format!(
+                    "<path class=\"line dash c{colour}\" d=\"M{LEFT} {at:.1}H{:.1}\"><title>{name}: \
+                     {value}</title></path>\n",
+                    WIDTH - RIGHT
+                )
+            }
+        }
+    }
+
+    fn tips(&self, name: &str, points: &[(f64, f64)], colour: usize) -> String {
+        let mut svg = String::new();
+        for &(x, y) in points.iter().step_by(points.len().div_ceil(TIPS).max(1)) {
+            let Some((across, up)) = self.at((x, y)) else { continue };
+            let _ = write!(
+                svg,
+                "<circle class=\"tip c{colour}\" cx=\"{across:.1}\" cy=\"{up:.1}\" r=\"6\">\
+                 <title>{}: {} at {}</title></circle>\n",
+                Escaped(name),
+                short(y),
+                short(x)
+            );
+        }
+        svg
+    }
+
+    fn mark(&self, at: f64, label: &str) -> String {
+        let Some(at) = self.across(at) else { return String::new() };
+        let (anchor, text) = match at > 0.6 * WIDTH {
+            true => ("end", at - 4.0),
+            false => ("start", at + 4.0),
+        };
+        format!(
+            "<path class=\"mark\" d=\"M{at:.1} {TOP}V{:.1}\"/><text class=\"mark\" x=\"{text:.1}\" \
+             y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>\n",
+            HEIGHT - BOTTOM,
+            TOP - 5.0,
+            Escaped(label)
+        )
+    }
+}
+
+fn path(points: impl Iterator<Item = (f64, f64)>) -> String {
+    let mut path = String::new();
+    for (i, (x, y)) in points.enumerate() {
+        let _ = write!(path, "{}{x:.1} {y:.1}", if i == 0 { 'M' } else { 'L' });
+    }
+    path
+}
+
+/// No more points than can be seen, the extremes among them.
+fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    if points.len() <= POINTS {
+        return points.to_vec();
+    }
+    let mut kept = Vec::with_capacity(POINTS);
+    for stretch in points.chunks(points.len().div_ceil(POINTS / 2)) {
+        let by_height = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
+        let (low, high) = (stretch.iter().min_by(by_height), stretch.iter().max_by(by_height));
+        let mut both: Vec<(f64, f64)> = low.into_iter().chain(high).copied().collect();
+        both.sort_by(|a, b| a.0.total_cmp(&b.0));
+        both.dedup();
+        kept.extend(both);
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chart_has_axes_a_legend_and_values_under_the_mouse() {
+        let chart = LineChart {
+            title: "Rate <against> cutoff".into(),
+            x: Axis::linear("cutoff"),
+            y: Axis::log("rate"),
+            series: vec![
+                Series::line("measured", vec![(1.0, 0.1), (2.0, 10.0)]),
+                Series::level("full", 1.0),
+                Series::band("range", vec![(1.0, 0.1, 0.2), (2.0, 5.0, 10.0)]),
+            ],
+            marks: vec![(1.5, "best".into())],
+        };
+        let html = chart.html();
+        for part in [
+            "Rate &lt;against&gt; cutoff",
+            "<title>measured: 10 at 2</title>",
+            "<title>full: 1</title>",
+            ">best</text>",
+            ">range</span>",
+            "class=\"band c2\"",
+        ] {
+            assert!(html.contains(part), "{part} in {html}");
+        }
+        assert!(!html.contains("NaN") && !html.contains("inf"), "{html}");
+    }
+
+    #[test]
+    fn a_chart_of_nothing_is_empty_and_not_broken() {
+        for y in [Axis::linear("y"), Axis::log("y")] {
+            let series = vec![Series::line("none", vec![]), Series::line("zero", vec![(1.0, 0.0)])];
+            let html = LineChart { y, series, ..LineChart::default() }.html();
+            assert!(!html.contains("NaN") && !html.contains("inf"), "{html}");
+        }
+    }
+
+    #[test]
+    fn spikes_survive_thinning() {
+        let mut points: Vec<(f64, f64)> = (0..10_000).map(|i| (f64::from(i), 1.0)).collect();
+        points[7777].1 = 45.0;
+        let kept = thinned(&points);
+        assert!(kept.len() <= POINTS + 2 && kept.contains(&(7777.0, 45.0)));
+        assert!(kept.is_sorted_by(|a, b| a.0 <= b.0));
+    }
+}

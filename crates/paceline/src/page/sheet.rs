@@ -1,0 +1,144 @@
+//! The page itself.
+
+use std::{fmt::Write, path::Path};
+
+use anyhow::Result;
+
+use super::{LineChart, Picture, Table, file::write_whole, html::Escaped};
+
+/// A page under construction: sections one after the other.
+///
+/// ```text
+/// Page::new("Run 7").section(Section::new("Rate").text("…").chart(&chart)).write(path)
+/// ```
+pub(crate) struct Page {
+    title: String,
+    sections: String,
+}
+
+impl Page {
+    pub(crate) fn new(title: impl Into<String>) -> Page {
+        Page { title: title.into(), sections: String::new() }
+    }
+
+    pub(crate) fn section(mut self, section: Section) -> Page {
+        self.sections += &section.html();
+        self
+    }
+
+    /// The whole page.
+    pub(crate) fn html(&self) -> String {
+        format!(
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta \
+             name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<meta \
+             name=\"color-scheme\" content=\"light dark\">\n<title>{0}</title>\n<style>\n{1}</style>\
+             \n</head>\n<body>\n<main>\n<h1>{0}</h1>\n{2}</main>\n</body>\n</html>\n",
+            Escaped(&self.title),
+            include_str!("style.css"),
+            self.sections
+        )
+    }
+
+    /// Writes the page into a file, whole or not at all.
+    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+        write_whole(path, self.html().as_bytes())
+    }
+}
+
+/// A heading and what is under it, in the order it was added. Charts that follow each other stand
+/// side by side where there is room.
+pub(crate) struct Section {
+    html: String,
+    in_figures: bool,
+}
+
+impl Section {
+    /// With no heading where the title is empty.
+    pub(crate) fn new(title: &str) -> Section {
+        let mut html = "<section>\n".to_owned();
+        if !title.is_empty() {
+            let _ = write!(html, "<h2>{}</h2>\n", Escaped(title));
+        }
+        Section { html, in_figures: false }
+    }
+
+    /// A paragraph.
+    pub(crate) fn text(self, text: &str) -> Section {
+        self.block(&format!("<p>{}</p>\n", Escaped(text)))
+    }
+
+    /// A paragraph that says what matters, set larger.
+    pub(crate) fn lead(self, text: &str) -> Section {
+        self.block(&format!("<p class=\"lead\">{}</p>\n", Escaped(text)))
+    }
+
+    /// A remark in small type.
+    pub(crate) fn note(self, text: &str) -> Section {
+        self.block(&format!("<p class=\"note\">{}</p>\n", Escaped(text)))
+    }
+
+    pub(crate) fn table(self, table: &Table) -> Section {
+        self.block(&table.html())
+    }
+
+    pub(crate) fn chart(self, chart: &LineChart) -> Section {
+        self.figure(&chart.html())
+    }
+
+    pub(crate) fn picture(self, picture: &Picture) -> Section {
+        self.figure(&picture.html())
+    }
+
+    fn block(mut self, html: &str) -> Section {
+        self.close_figures();
+        self.html += html;
+        self
+    }
+
+    fn figure(mut self, html: &str) -> Section {
+        if !self.in_figures {
+            self.html += "<div class=\"figures\">\n";
+            self.in_figures = true;
+        }
+        self.html += html;
+        self
+    }
+
+    fn close_figures(&mut self) {
+        if self.in_figures {
+            self.html += "</div>\n";
+            self.in_figures = false;
+        }
+    }
+
+    fn html(mut self) -> String {
+        self.close_figures();
+        self.html + "</section>\n"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_whole_and_fetches_nothing() {
+        let mut table = Table::new(["worker", "slower"]);
+        table.row(["<w1>", "2.0×"]);
+        let section = Section::new("Rate & time")
+            .text("a < b")
+            .chart(&LineChart::default())
+            .chart(&LineChart::default())
+            .table(&table)
+            .chart(&LineChart::default());
+        let html = Page::new("Run <7>").section(section).html();
+        assert_eq!(html.matches("<div").count(), html.matches("</div>").count());
+        assert_eq!(html.matches("<div class=\"figures\">").count(), 2);
+        for text in ["<title>Run &lt;7&gt;</title>", "Rate &amp; time", "&lt;w1&gt;"] {
+            assert!(html.contains(text), "{text}");
+        }
+        for fetched in ["http://", "https://", "src=", "@import", "url("] {
+            assert!(!html.contains(fetched), "{fetched}");
+        }
+    }
+}
