@@ -28,6 +28,8 @@ pub struct Arrival {
     pub contribution: Contribution,
     /// When it was complete on every shard.
     pub at: Time,
-    /// How long it took; always observed.
+    /// How long it took; censored if only a part of the work was salvaged.
     pub run_time: RunTime,
+    /// The share of its work that came.
+    pub share: f64,
 }

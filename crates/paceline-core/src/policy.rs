@@ -139,4 +139,6 @@ pub struct RoundRecord<'a> {
     pub weight: f64,
     /// The run-time of everyone who was given work in this round, in worker order.
     pub run_times: &'a [(WorkerId, RunTime)],
+    /// Of those whose finished part was salvaged: the share of their work that it was.
+    pub salvaged: &'a [(WorkerId, f64)],
 }

@@ -281,6 +281,7 @@ impl RoundMachine {
         if !loss.is_finite() {
             return Err(MachineError::BadLoss { worker, loss });
         }
+        let share = weight / f64::from(given.samples);
         let in_time = self.end_work(worker, base);
         let elapsed = now.since(given.started);
         // A part of the work says only that the whole takes longer.
@@ -290,9 +291,9 @@ impl RoundMachine {
         };
         let admissible = in_time && base >= self.roster.oldest_admissible();
         if admissible && self.phase != Phase::Closed {
-            self.accept(Arrival { contribution, at: now, run_time }, now);
+            self.accept(Arrival { contribution, at: now, run_time, share }, now);
         } else if admissible {
-            self.pending.push(Arrival { contribution, at: now, run_time });
+            self.pending.push(Arrival { contribution, at: now, run_time, share });
         } else {
             self.policy.late(worker, base, run_time);
             self.emit(now, EventKind::Late { base, worker, weight, run_time });
@@ -500,6 +501,11 @@ impl RoundMachine {
         let closes = self.roster.memberships(self.config.blocks);
         let run_times = self.roster.run_times(now);
         let arrivals = &self.roster.arrivals;
+        let salvaged: Vec<(WorkerId, f64)> = arrivals
+            .iter()
+            .filter(|arrival| arrival.run_time.is_censored())
+            .map(|arrival| (arrival.contribution.worker, arrival.share))
+            .collect();
         self.policy.closed(&RoundRecord {
             weight: arrivals.iter().map(|arrival| arrival.contribution.weight).sum(),
             round: self.roster.round,
@@ -507,6 +513,7 @@ impl RoundMachine {
             cut: self.cut_at,
             closed: now,
             run_times: &run_times,
+            salvaged: &salvaged,
         });
         self.phase = Phase::Closed;
         self.wake = Wake { at: None, arrivals: 0 };

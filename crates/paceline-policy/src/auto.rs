@@ -31,7 +31,7 @@ use crate::{
     predict::{Empirical, Filter, Predictor},
     probe::Probe,
     rate::Rate,
-    scene::{Scene, in_order},
+    scene::{Scene, in_order, with_pace},
     stop::break_even,
 };
 
@@ -370,9 +370,10 @@ impl Policy for Auto {
         self.probe.closed(record, self.rate.overhead());
         let arrived = record.run_times.iter().filter(|(_, time)| !time.is_censored()).count();
         self.settled.closed(arrived as f64);
+        let run_times = &with_pace(record);
         for expert in &mut self.experts {
             if let Expert::Model(predictor) = expert {
-                predictor.learn(record);
+                predictor.learn(&RoundRecord { run_times, ..*record });
             }
         }
     }

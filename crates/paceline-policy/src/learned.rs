@@ -10,7 +10,7 @@ use crate::{
     predict::Predictor,
     probe::Probe,
     rate::Rate,
-    scene::Scene,
+    scene::{Scene, with_pace},
     stop::{Plan, Rule, best_count, best_plan},
 };
 
@@ -117,7 +117,8 @@ impl Policy for Learned {
     fn closed(&mut self, record: &RoundRecord<'_>) {
         self.rate.closed(record);
         self.probe.closed(record, self.rate.overhead());
-        self.predictor.learn(record);
+        let run_times = &with_pace(record);
+        self.predictor.learn(&RoundRecord { run_times, ..*record });
     }
 
     fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {

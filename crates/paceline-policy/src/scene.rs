@@ -35,6 +35,8 @@ pub struct Silent {
     pub elapsed: f64,
     /// Samples it would bring.
     pub weight: f64,
+    /// Micro-batches it has finished, where they count.
+    pub done: u32,
 }
 
 impl Scene {
@@ -49,6 +51,7 @@ impl Scene {
             worker,
             elapsed: view.now.since(work.started).as_secs_f64(),
             weight: f64::from(work.samples),
+            done: if view.partial > 1 { work.done.min(view.partial) } else { 0 },
         });
         Scene {
             elapsed: view.now.since(view.opened).as_secs_f64(),
@@ -72,7 +75,7 @@ impl Scene {
                 true => scene.arrived.push(Arrived { worker, run_time: x, weight: 1.0 }),
                 false => {
                     let elapsed = scene.elapsed;
-                    scene.silent.push(Silent { worker, elapsed, weight: 1.0 });
+                    scene.silent.push(Silent { worker, elapsed, weight: 1.0, done: 0 });
                 }
             }
         }
@@ -84,15 +87,35 @@ impl Scene {
         self.arrived.len() + self.silent.len()
     }
 
-    /// Samples behind what has arrived.
+    /// Samples that a cut now would bring.
     pub fn gained(&self) -> f64 {
-        self.arrived.iter().map(|a| a.weight).sum()
+        let whole: f64 = self.arrived.iter().map(|a| a.weight).sum();
+        whole + self.silent.iter().map(|s| s.weight * self.share_done(s)).sum::<f64>()
     }
 
     /// Samples that may still come.
     pub fn missing(&self) -> f64 {
-        self.silent.iter().map(|s| s.weight).sum()
+        self.silent.iter().map(|s| s.weight * (1.0 - self.share_done(s))).sum()
     }
+
+    /// The share of a silent worker's work that would count now.
+    pub(crate) fn share_done(&self, silent: &Silent) -> f64 {
+        f64::from(silent.done) / f64::from(self.partial.max(1))
+    }
+}
+
+/// The run-times of a closed round, a salvaged worker's as its pace until then foretells it: with
+/// the share s of its work done at d, between micro-batches, the whole would have taken about d/s.
+pub(crate) fn with_pace(record: &RoundRecord<'_>) -> Vec<(WorkerId, RunTime)> {
+    let mut times = record.run_times.to_vec();
+    for &(worker, share) in record.salvaged {
+        if let Ok(index) = times.binary_search_by_key(&worker, |&(worker, _)| worker)
+            && share > 0.0
+        {
+            times[index].1 = RunTime::Observed(times[index].1.bound().div_f64(share));
+        }
+    }
+    times
 }
 
 /// Observed run-times of a closed round in order, then the censored ones.

@@ -184,6 +184,7 @@ impl Driver<'_> {
     }
 
     fn decide(&mut self, opened: Time) {
+        self.report_progress(opened);
         self.machine.decide(self.now);
         let (mut cut, mut trusted) = (CutReason::AllArrived, None);
         while let Some(event) = self.machine.poll_event() {
@@ -207,6 +208,21 @@ impl Driver<'_> {
                     });
                 }
                 _ => {}
+            }
+        }
+    }
+
+    /// Where parts count, workers say how far they are.
+    fn report_progress(&mut self, opened: Time) {
+        if self.straggler != Straggler::Salvage {
+            return;
+        }
+        let elapsed = self.now.since(opened).as_secs_f64();
+        let base = self.machine.round().base();
+        for worker in 0..self.world.workers() {
+            if let Some(ends) = self.world.micro_ends(worker) {
+                let done = ends.partition_point(|&end| end <= elapsed) as u32;
+                self.machine.handle_progress(WorkerId(worker as u32), base, done);
             }
         }
     }

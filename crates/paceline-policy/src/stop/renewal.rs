@@ -16,10 +16,10 @@ use crate::{
     scene::{Scene, Silent},
 };
 
-const GRID: usize = 24;
+const GRID: usize = 20;
 const FIRST: f64 = 1e-3;
 /// The most silent workers that are summed over; of more, every k-th.
-const SAMPLE: usize = 1024;
+const SAMPLE: usize = 512;
 
 /// A further wait.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -46,10 +46,7 @@ pub(crate) fn best_plan(predictor: &dyn Predictor, scene: &Scene, rate: f64) -> 
     let total = scene.missing();
     let mean_weight = total / count.max(1) as f64;
     let ratio = (1.0 / FIRST).powf(1.0 / (GRID - 1) as f64);
-    let done_now: f64 = match scene.partial {
-        0 | 1 => 0.0,
-        m => silent.iter().map(|(s, now)| s.weight * share_done(predictor, s, *now, 0.0, m)).sum(),
-    };
+    let done_now: f64 = silent.iter().map(|(s, _)| s.weight * scene.share_done(s)).sum();
 
     let mut best = Plan { value: 0.0, wait: 0.0, arrivals: 0.0 };
     let (mut before, mut some_left, mut none_in) = (0.0, 1.0, 1.0);
@@ -63,7 +60,7 @@ pub(crate) fn best_plan(predictor: &dyn Predictor, scene: &Scene, rate: f64) -> 
             gain += s.weight
                 * match scene.partial {
                     0 | 1 => p,
-                    m => share_done(predictor, s, *now, wait, m),
+                    m => share_done(predictor, s, wait, m),
                 };
             arrivals += p;
             all *= p;
@@ -92,12 +89,30 @@ pub(crate) fn best_plan(predictor: &dyn Predictor, scene: &Scene, rate: f64) -> 
 }
 
 /// Of a silent worker's micro-batches, the share expected to be done `wait` from now.
-fn share_done(predictor: &dyn Predictor, s: &Silent, now: f64, wait: f64, m: u32) -> f64 {
+///
+/// With j of m done after e seconds at an even pace, the whole takes from e·m/(j+1) to e·m/j; the
+/// prediction says where in between.
+fn share_done(predictor: &dyn Predictor, s: &Silent, wait: f64, m: u32) -> f64 {
+    let (done, all) = (f64::from(s.done), f64::from(m));
+    let survival = |x: f64| predictor.survival(s.worker, x.max(1e-9).ln());
+    let least = s.elapsed * all / (done + 1.0);
+    let most = if s.done == 0 { f64::INFINITY } else { s.elapsed * all / done };
+    let from = survival(least);
+    let to = if most.is_finite() { survival(most) } else { 0.0 };
     let by = |j: u32| {
-        let whole = (s.elapsed + wait) * f64::from(m) / f64::from(j);
-        (1.0 - predictor.survival(s.worker, whole.max(1e-9).ln()) / now).clamp(0.0, 1.0)
+        let whole = (s.elapsed + wait) * all / f64::from(j);
+        if whole <= least {
+            0.0
+        } else if whole >= most {
+            1.0
+        } else if from - to > 1e-9 {
+            ((from - survival(whole)) / (from - to)).clamp(0.0, 1.0)
+        } else {
+            // Nothing is known of times like these.
+            if most.is_finite() { (whole - least) / (most - least) } else { 1.0 - least / whole }
+        }
     };
-    (1..=m).map(by).sum::<f64>() / f64::from(m)
+    (s.done + 1..=m).map(by).sum::<f64>() / all + done / all
 }
 
 /// The moment, in seconds since the opening, after which even everybody's arrival at once could

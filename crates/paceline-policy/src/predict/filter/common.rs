@@ -4,6 +4,8 @@
 //! residuals only once it is taken out. It is the maximum of the censored likelihood: arrivals by
 //! their density, the silent by their survival.
 
+use std::sync::LazyLock;
+
 use crate::predict::residuals::Residuals;
 
 /// One worker in one round: arrived, or silent so far.
@@ -11,7 +13,8 @@ use crate::predict::residuals::Residuals;
 pub(super) struct Sight {
     /// Log run-time (or log of the silence so far) less the worker's level.
     pub(super) residual: f64,
-    pub(super) spread: f64,
+    /// One over the worker's spread.
+    pub(super) per_spread: f64,
     pub(super) observed: bool,
     /// How sure it is that the worker is at its level.
     pub(super) trust: f64,
@@ -51,7 +54,7 @@ impl Common {
             let seen: f64 = sights
                 .iter()
                 .map(|s| {
-                    let u = (s.residual - factor) / s.spread;
+                    let u = (s.residual - factor) * s.per_spread;
                     let log = match s.observed {
                         true => residuals.log_density(u),
                         false => residuals.log_survival(u),
@@ -62,7 +65,7 @@ impl Common {
             prior + seen
         };
         let mut candidates = vec![expected];
-        for step in [0.5, 1.0, 2.0, 4.0] {
+        for step in [1.0, 3.0] {
             candidates.extend([expected - step * self.step, expected + step * self.step]);
         }
         candidates.extend(median(sights));
@@ -91,10 +94,11 @@ impl Common {
 /// The first round's factor and spread, when no worker has a level: a search over both.
 pub(super) fn fit_first(sights: &[Sight]) -> (f64, f64) {
     const SPREADS: [f64; 8] = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0];
+    static SHAPES: LazyLock<Vec<Residuals>> =
+        LazyLock::new(|| SPREADS.map(Residuals::new).to_vec());
     let Some(center) = median(sights) else { return (0.0, 0.3) };
     let mut best = (f64::NEG_INFINITY, center, 0.1);
-    for spread in SPREADS {
-        let residuals = Residuals::new(spread);
+    for (spread, residuals) in SPREADS.into_iter().zip(&*SHAPES) {
         let value = |factor: f64| -> f64 {
             let seen = sights.iter().map(|s| {
                 let u = (s.residual - factor) / spread;
@@ -118,7 +122,7 @@ pub(super) fn fit_first(sights: &[Sight]) -> (f64, f64) {
 /// Hill-climbing with halving steps: the likelihood is nearly concave about its best candidate.
 fn climb(from: f64, value_there: f64, step: f64, value: impl Fn(f64) -> f64) -> f64 {
     let (mut at, mut best, mut step) = (from, value_there, step);
-    for _ in 0..8 {
+    for _ in 0..6 {
         let (up, down) = (value(at + step), value(at - step));
         if up > best && up >= down {
             (at, best) = (at + step, up);

@@ -4,6 +4,7 @@
 //! pooled over workers, standardised by each one's spread, by product limit. O(n) a round.
 
 mod common;
+mod groups;
 mod worker;
 
 use std::collections::VecDeque;
@@ -12,6 +13,7 @@ use paceline_core::{RoundRecord, RunTime, Version, WorkerId};
 
 use self::{
     common::{Common, Sight, fit_first},
+    groups::Groups,
     worker::{Cluster, RATES, Shift, WorkerState, shift_survival},
 };
 use super::{
@@ -26,11 +28,23 @@ const SPREAD_RATE: f64 = 0.03;
 /// Rounds whose common factor is kept for late reports.
 const LATEST: usize = 256;
 /// The most workers that the common factor is estimated from; of more, every k-th.
-const SAMPLE: usize = 1024;
+const SAMPLE: usize = 128;
+
+/// What a worker is expected to do, ready for use.
+#[derive(Debug, Clone, Copy)]
+struct Outlook {
+    level: f64,
+    spread: f64,
+    per_spread: f64,
+    shift: Shift,
+    shifted: f64,
+}
 
 /// The filter.
 pub struct Filter {
     workers: Vec<Option<WorkerState>>,
+    /// One for each of them, made anew after every round.
+    outlooks: Vec<Outlook>,
     residuals: Residuals,
     /// The prior's shape, which locations and spreads are fitted with: were they fitted with the
     /// learned shape, the two could walk away together.
@@ -40,6 +54,7 @@ pub struct Filter {
     /// Sizes of residuals and their number, decayed.
     deviations: (f64, f64),
     common: Common,
+    groups: Groups,
     rate: usize,
     rate_errors: [f64; RATES.len()],
     /// Of workers known only to be beyond a bound: how many arrived, over how much log run-time.
@@ -57,11 +72,13 @@ impl Default for Filter {
     fn default() -> Self {
         Filter {
             workers: Vec::new(),
+            outlooks: Vec::new(),
             residuals: Residuals::new(0.1),
             reference: Residuals::new(0.1),
             spread: 0.1,
             deviations: (0.0, 0.0),
             common: Common::default(),
+            groups: Groups::default(),
             rate: 1,
             rate_errors: [0.0; RATES.len()],
             beyond: (1.0, 1.0),
@@ -84,22 +101,30 @@ impl Filter {
         }
     }
 
-    fn state(&self, worker: WorkerId) -> Option<&WorkerState> {
-        self.workers.get(worker.0 as usize)?.as_ref()
+    /// What is expected of a worker; of one nobody has seen, what the cluster does.
+    fn outlook(&self, worker: WorkerId) -> Outlook {
+        self.outlooks.get(worker.0 as usize).copied().unwrap_or_else(|| self.outlook_of(None))
     }
 
-    /// A worker's level and spread, as far as they are known.
-    fn outlook(&self, worker: WorkerId) -> (f64, f64) {
-        match self.state(worker) {
+    fn outlook_of(&self, state: Option<&WorkerState>) -> Outlook {
+        let (level, spread) = match state {
             Some(state) if state.seen > 0 => (state.levels[self.rate], state.spread(self.spread)),
             _ => self.newcomer,
-        }
+        };
+        let (shift, shifted) =
+            state.map_or((Shift::Somewhere, 0.0), |state| (state.shift, state.shifted));
+        Outlook { level, spread, per_spread: 1.0 / spread, shift, shifted }
+    }
+
+    fn look_ahead(&mut self) {
+        let outlooks = self.workers.iter().map(|state| self.outlook_of(state.as_ref())).collect();
+        self.outlooks = outlooks;
     }
 
     fn sight(&self, worker: WorkerId, y: f64, observed: bool) -> Sight {
-        let (level, spread) = self.outlook(worker);
-        let trust = self.state(worker).map_or(1.0, |state| 1.0 - state.shifted);
-        Sight { residual: y - level, spread, observed, trust }
+        let Outlook { level, per_spread, shifted, .. } = self.outlook(worker);
+        let residual = y - level - self.groups.factor(worker.0 as usize);
+        Sight { residual, per_spread, observed, trust: 1.0 - shifted }
     }
 }
 
@@ -109,6 +134,7 @@ impl Predictor for Filter {
     }
 
     fn look(&mut self, scene: &Scene) {
+        self.groups.expect();
         let stride = scene.participants().div_ceil(SAMPLE).max(1);
         let arrived = scene
             .arrived
@@ -130,10 +156,12 @@ impl Predictor for Filter {
             self.residuals = Residuals::new(spread);
         } else {
             self.factor = self.common.fit(&sights, &self.reference);
+            self.look_at_groups(scene);
         }
     }
 
     fn expect(&mut self) {
+        self.groups.expect();
         self.factor = self.common.expected();
     }
 
@@ -143,20 +171,18 @@ impl Predictor for Filter {
         if doubtful {
             self.factor = expected;
         }
-        doubtful
+        self.groups.expect_no_worse() || doubtful
     }
 
     fn survival(&self, worker: WorkerId, log_elapsed: f64) -> f64 {
-        let y = log_elapsed - self.factor;
-        let (level, spread) = self.outlook(worker);
-        let stays = self.residuals.survival((y - level) / spread);
-        match self.state(worker) {
-            None => stays,
-            Some(state) => {
-                let shifts = shift_survival(state.shift, level, y, spread, &self.cluster());
-                stays + state.shifted * (shifts - stays)
-            }
+        let y = log_elapsed - self.factor - self.groups.factor(worker.0 as usize);
+        let Outlook { level, spread, per_spread, shift, shifted } = self.outlook(worker);
+        let stays = self.residuals.survival((y - level) * per_spread);
+        if shifted < 1e-3 {
+            return stays;
         }
+        let shifts = shift_survival(shift, level, y, spread, &self.cluster());
+        stays + shifted * (shifts - stays)
     }
 
     fn learn(&mut self, record: &RoundRecord<'_>) {
@@ -164,6 +190,7 @@ impl Predictor for Filter {
         if times.is_empty() {
             return;
         }
+        self.groups.expect();
         let sights: Vec<Sight> = times
             .iter()
             .step_by(times.len().div_ceil(SAMPLE).max(1))
@@ -181,6 +208,7 @@ impl Predictor for Filter {
             self.residuals = Residuals::new(spread);
         } else {
             self.factor = self.common.fit(&sights, &self.reference);
+            self.learn_groups(times);
         }
         self.rounds += 1;
         let drift = self.learn_workers(times);
@@ -192,6 +220,7 @@ impl Predictor for Filter {
         self.residuals.decay(1.0 - 1.0 / MEMORY);
         self.residuals.settle(self.spread);
         self.reference = Residuals::new(self.spread);
+        self.look_ahead();
     }
 
     fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
@@ -211,6 +240,52 @@ impl Filter {
         if let Some((u, weight)) = seen {
             self.residuals.observe(u, weight);
         }
+    }
+
+    /// The factors of groups, from those who have arrived and those who are silent.
+    fn look_at_groups(&mut self, scene: &Scene) {
+        if self.groups.is_empty() {
+            return;
+        }
+        let mut seen: Vec<Option<(f64, bool)>> = vec![None; self.workers.len()];
+        let mut see = |worker: WorkerId, seconds: f64, observed: bool| {
+            if let Some(cell) = seen.get_mut(worker.0 as usize) {
+                *cell = Some((seconds.max(1e-9).ln(), observed));
+            }
+        };
+        scene.arrived.iter().for_each(|a| see(a.worker, a.run_time, true));
+        scene.silent.iter().for_each(|s| see(s.worker, s.elapsed, false));
+        self.fit_groups(&seen, false);
+    }
+
+    fn learn_groups(&mut self, times: &[(WorkerId, RunTime)]) {
+        let mut seen: Vec<Option<(f64, bool)>> = vec![None; self.workers.len()];
+        let residuals: Vec<(usize, f64)> = times
+            .iter()
+            .filter_map(|&(worker, time)| {
+                let (y, observed) = (log_seconds(time), !time.is_censored());
+                let index = worker.0 as usize;
+                *seen.get_mut(index)? = Some((y, observed));
+                let Outlook { level, per_spread, .. } = self.outlook(worker);
+                let u = (y - self.factor - level) * per_spread;
+                Some((index, if observed { u } else { self.reference.beyond(u).0.max(u) }))
+            })
+            .collect();
+        self.fit_groups(&seen, true);
+        self.groups.learn(residuals.into_iter());
+    }
+
+    fn fit_groups(&mut self, seen: &[Option<(f64, bool)>], learn: bool) {
+        let mut groups = std::mem::take(&mut self.groups);
+        let sight_of = |worker: usize| {
+            let (y, observed) = seen.get(worker).copied().flatten()?;
+            // The groups are taken out, so this is the residual without the group's factor.
+            let mut sight = self.sight(WorkerId(worker as u32), y, observed);
+            sight.residual -= self.factor;
+            Some(sight)
+        };
+        groups.fit(&self.reference, sight_of, learn);
+        self.groups = groups;
     }
 
     /// What all who arrived have in common is the round's, not theirs: without this, factor and
@@ -241,7 +316,7 @@ impl Filter {
             }
             let mut state = self.workers[index].take().unwrap_or_else(WorkerState::new);
             let cluster = self.cluster();
-            let y = log_seconds(run_time) - self.factor;
+            let y = log_seconds(run_time) - self.factor - self.groups.factor(index);
             state.pass();
             if let Shift::Beyond(bound) = state.shift
                 && state.shifted > 0.5
