@@ -27,8 +27,8 @@ pub(crate) enum Input {
     ShardCall(ShardCall),
     /// A shard says something, or has failed.
     Shard { index: u32, report: Result<ShardReport, String> },
-    /// A version was measured.
-    Evaluated { version: Version, evaluation: Evaluation },
+    /// A version was measured, or could not be.
+    Evaluated { version: Version, result: Result<Evaluation, String> },
     /// A checkpoint is on disk, or is not.
     Checkpointed { version: Version, result: Result<PathBuf, String> },
 }

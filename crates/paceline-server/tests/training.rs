@@ -177,3 +177,16 @@ impl paceline_worker::Compute for Dies {
         samples.len() as f64
     }
 }
+
+#[test]
+fn a_panic_in_evaluation_ends_the_run_with_its_message() {
+    let mut config = config(1);
+    config.limits.rounds = None;
+    let evaluator = Box::new(|_: &[f32]| panic!("the judge is out"));
+    let server = Server::start_with(config, start(), Some(evaluator));
+    let worker = server.worker(0);
+    let outcome = server.join().0.unwrap();
+    let StopReason::Failed(why) = outcome.reason else { panic!("{:?}", outcome.reason) };
+    assert!(why.contains("failed to measure v10: it panicked: the judge is out"), "{why}");
+    worker.join().unwrap().unwrap();
+}

@@ -1,7 +1,7 @@
 //! What is trained on what: a native model and its data, as server and workers see them.
 
 use anyhow::{Context, Result};
-use paceline_nn::{DataShape, DataSource, Dataset, Half, Model, ModelSpec, build};
+use paceline_nn::{DataError, DataShape, DataSource, Dataset, Half, Model, ModelSpec, build};
 use paceline_params::TensorSpec;
 use paceline_server::{Evaluation, Evaluator};
 use paceline_worker::Compute;
@@ -25,6 +25,10 @@ impl ServerSide {
             ModelSpec::Synthetic { .. } => None,
             _ => {
                 let (test, _) = load(spec, data, Half::Test, seed)?;
+                let (train, test_shape) = (train.shape(), test.shape());
+                if train != test_shape {
+                    Err(DataError::Halves { train, test: test_shape })?;
+                }
                 let mut judge = build(spec, test.shape())?;
                 Some(Box::new(move |params| {
                     judge.load(params);

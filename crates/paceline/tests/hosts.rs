@@ -71,14 +71,7 @@ fn an_address_that_others_reach_needs_a_token() {
 #[test]
 fn a_worker_with_other_data_is_told_so() {
     let place = Place::new();
-    std::fs::create_dir(place.path("other")).unwrap();
-    for half in ["train", "t10k"] {
-        let mut images = vec![0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 28, 0, 0, 0, 28];
-        images.resize(16 + 2 * 28 * 28, 7);
-        std::fs::write(place.path(&format!("other/{half}-images-idx3-ubyte")), images).unwrap();
-        let labels = [0, 0, 8, 1, 0, 0, 0, 2, 3, 9];
-        std::fs::write(place.path(&format!("other/{half}-labels-idx1-ubyte")), labels).unwrap();
-    }
+    place.write_images("other", 28, 28);
     let at = address();
     let server = format!("server --name mixed --bind {at} --model softmax --workers 1 --rounds 3");
     let server = start(&place, &server, None);

@@ -67,7 +67,15 @@ fn data_files_that_are_damaged_are_named_with_the_offset() {
     std::fs::create_dir(place.path("mnist")).unwrap();
     place.write("mnist/train-images-idx3-ubyte", "\0\0\u{8}\u{3}\0\0\0\u{1}");
     place.write("mnist/train-labels-idx1-ubyte", "\0\0\u{8}\u{1}\0\0\0\u{1}\0");
-    place.run("train --data mnist").failed(1, &["train-images-idx3-ubyte", "8"]);
+    place.run("train --data mnist").failed(1, &["train-images-idx3-ubyte", ": byte 8:"]);
+}
+
+#[test]
+fn halves_of_a_data_set_that_do_not_fit_each_other_are_refused() {
+    let place = Place::new();
+    place.write_images("halves", 28, 20);
+    let parts = ["training images are 1×28×28", "test images 1×20×20"];
+    place.run("train --model softmax --data halves").failed(1, &parts);
 }
 
 #[test]

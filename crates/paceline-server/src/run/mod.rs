@@ -379,7 +379,7 @@ impl Run {
                 self.hear_shard(index, report.message, report.blocks);
             }
             Input::Shard { report: Err(error), .. } => self.fail(error),
-            Input::Evaluated { version, evaluation } => self.evaluated(version, evaluation),
+            Input::Evaluated { version, result } => self.evaluated(version, result),
             Input::Checkpointed { version, result } => {
                 self.checkpointing = false;
                 match result {

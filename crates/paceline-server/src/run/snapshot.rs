@@ -1,6 +1,10 @@
 //! Snapshots of a published version: measured and written down while the run goes on.
 
-use std::sync::PoisonError;
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::PoisonError,
+};
 
 use paceline_core::{EventKind, StopReason, Version};
 use paceline_params::{Block, ParamHash};
@@ -86,17 +90,21 @@ impl Run {
 
     fn evaluate(&mut self, version: Version, blocks: &[Block]) {
         let Some(evaluator) = self.evaluator.clone() else { return };
-        let (params, inputs) = (flat(blocks, None), self.inputs.clone());
+        let params = flat(blocks, None);
         self.evaluating = true;
-        tokio::task::spawn_blocking(move || {
+        let evaluate = move || {
             let mut evaluator = evaluator.lock().unwrap_or_else(PoisonError::into_inner);
-            let evaluation = evaluator(&params.into_vec());
-            let _ = inputs.send(Input::Evaluated { version, evaluation });
-        });
+            Ok(evaluator(&params.into_vec()))
+        };
+        self.beside(evaluate, move |result| Input::Evaluated { version, result });
     }
 
-    pub(super) fn evaluated(&mut self, version: Version, evaluation: Evaluation) {
+    pub(super) fn evaluated(&mut self, version: Version, result: Result<Evaluation, String>) {
         self.evaluating = false;
+        let evaluation = match result {
+            Ok(evaluation) => evaluation,
+            Err(error) => return self.fail(format!("failed to measure {version}: {error}")),
+        };
         self.progress.evaluation = Some((version, evaluation));
         let Evaluation { loss, accuracy } = evaluation;
         self.emit(EventKind::Evaluated { version, loss, accuracy });
@@ -107,12 +115,45 @@ impl Run {
 
     fn checkpoint(&mut self, version: Version, step: u64, blocks: &[Block], state: &SavedState) {
         let Some(config) = self.config.checkpoints.clone() else { return };
-        let (tensors, inputs) = (self.layout.tensors(), self.inputs.clone());
+        let tensors = self.layout.tensors();
         let described = checkpoints::describe(&self.config, tensors, blocks, version, step, state);
         self.checkpointing = true;
-        tokio::task::spawn_blocking(move || {
-            let result = checkpoints::write(&config, &described);
-            let _ = inputs.send(Input::Checkpointed { version, result });
-        });
+        let write = move || checkpoints::write(&config, &described);
+        self.beside(write, move |result| Input::Checkpointed { version, result });
+    }
+
+    /// Does a job on a thread of its own; whatever becomes of it is heard.
+    fn beside<T: 'static>(
+        &self,
+        job: impl FnOnce() -> Result<T, String> + Send + 'static,
+        report: impl FnOnce(Result<T, String>) -> Input + Send + 'static,
+    ) {
+        let inputs = self.inputs.clone();
+        tokio::task::spawn_blocking(move || drop(inputs.send(report(outcome(job)))));
+    }
+}
+
+/// What came of a job. A panic is an error like any other: somebody waits for an answer.
+fn outcome<T>(job: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let said = |panic: &(dyn Any + Send)| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message").to_owned()
+    };
+    catch_unwind(AssertUnwindSafe(job))
+        .unwrap_or_else(|panic| Err(format!("it panicked: {}", said(&*panic))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_outcome_with_its_message() {
+        assert_eq!(outcome(|| Ok(1)), Ok(1));
+        let one = 1;
+        let panicked = outcome(|| -> Result<(), String> { panic!("on purpose {one}") });
+        assert_eq!(panicked.unwrap_err(), "it panicked: on purpose 1");
+        let panicked = outcome(|| -> Result<(), String> { panic!("on purpose") });
+        assert_eq!(panicked.unwrap_err(), "it panicked: on purpose");
     }
 }

@@ -15,7 +15,7 @@ use std::{
 use paceline_core::{Event, EventKind, LeaveReason, RoundConfig, StopReason, Version};
 use paceline_params::{Clip, FlatVec, LrScaling, OptimizerSpec, Schedule, TensorSpec};
 use paceline_server::{
-    Limits, Outcome, Placement, ServerConfig, ServerError, Start, UpdateConfig, serve,
+    Evaluator, Limits, Outcome, Placement, ServerConfig, ServerError, Start, UpdateConfig, serve,
 };
 use paceline_wire::{Tcp, message::Job};
 use paceline_worker::{Compute, SlownessSpec, Tally, WorkerConfig, WorkerError};
@@ -110,6 +110,10 @@ pub struct Server {
 
 impl Server {
     pub fn start(config: ServerConfig, start: Start) -> Self {
+        Self::start_with(config, start, None)
+    }
+
+    pub fn start_with(config: ServerConfig, start: Start, evaluator: Option<Evaluator>) -> Self {
         let (ready, address) = mpsc::channel();
         let (sender, events) = mpsc::channel();
         let (interrupt, interrupted) = oneshot::channel();
@@ -129,7 +133,7 @@ impl Server {
                     }
                     StopReason::Interrupted
                 };
-                serve(config, start, listener, None, sender, interrupted).await
+                serve(config, start, listener, evaluator, sender, interrupted).await
             })
         });
         let address = address.recv().unwrap();
