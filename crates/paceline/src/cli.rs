@@ -117,11 +117,13 @@ pub fn main() -> ExitCode {
             EnvFilter::try_from_env("PACELINE_LOG").unwrap_or_else(|_| EnvFilter::new("warn")),
         )
         .with_writer(std::io::stderr)
+        // Complaints about a closed standard error would go to standard error.
+        .log_internal_errors(false)
         .init();
     match run(Cli::parse().command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {}", explain(&error));
+            crate::display::say(format_args!("error: {}", explain(&error)));
             match error.is::<Usage>() {
                 true => ExitCode::from(2),
                 false => ExitCode::FAILURE,

@@ -2,6 +2,8 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    fmt::Display as Text,
+    io::{self, Write},
     time::Duration,
 };
 
@@ -13,6 +15,17 @@ const EVERY: Duration = Duration::from_secs(2);
 
 /// Rates are over this long.
 const WINDOW: Duration = Duration::from_secs(5);
+
+/// Says a line on standard error. Whoever read it may have gone (`2>&1 | head`), which is no reason
+/// to end a run.
+pub(crate) fn say(line: impl Text) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Prints a line on standard output; nobody need be there to read it.
+pub(crate) fn print(line: impl Text) {
+    let _ = writeln!(io::stdout(), "{line}");
+}
 
 /// Draws a run from its events.
 pub(crate) struct Display {
@@ -91,7 +104,7 @@ impl Display {
     pub(crate) fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.println(line),
-            None => eprintln!("{line}"),
+            None => say(line),
         }
     }
 
@@ -104,7 +117,7 @@ impl Display {
             None if now.since(self.last_line) >= EVERY => {
                 self.last_line = now;
                 let goal = self.state.goal.map(|goal| format!("/{goal}")).unwrap_or_default();
-                eprintln!("round {}{goal} {}", self.state.rounds, self.state.line());
+                say(format_args!("round {}{goal} {}", self.state.rounds, self.state.line()));
                 self.state.late.clear();
             }
             None => {}
@@ -116,7 +129,7 @@ impl Display {
             bar.finish_and_clear();
         }
         if !reason.is_success() {
-            eprintln!("stopped: {reason}");
+            say(format_args!("stopped: {reason}"));
         }
     }
 }

@@ -7,6 +7,7 @@ use paceline_server::{ShardConfig, check_bind, serve_shard};
 
 use crate::{
     cli::ServerArgs,
+    display::say,
     session::{Session, runtime},
 };
 
@@ -32,7 +33,7 @@ pub(crate) fn run(args: &ServerArgs) -> Result<ExitCode> {
         return run_shard(config, coordinator, listener);
     }
     let session = Session::prepare(&args.run, args.remote_shards, token)?;
-    eprintln!("listening on {}", listener.local_addr()?);
+    say(format_args!("listening on {}", listener.local_addr()?));
     session.run(listener, |_, _| Ok(None))
 }
 
@@ -74,7 +75,8 @@ fn parse_shard(text: &str) -> Result<(u32, u32)> {
 }
 
 fn run_shard(config: ShardConfig, coordinator: &str, listener: TcpListener) -> Result<ExitCode> {
-    eprintln!("shard {}/{} listening on {}", config.index, config.of, listener.local_addr()?);
+    let ShardConfig { index, of, .. } = config;
+    say(format_args!("shard {index}/{of} listening on {}", listener.local_addr()?));
     listener.set_nonblocking(true)?;
     runtime()?.block_on(async move {
         let listener = tokio::net::TcpListener::from_std(listener)?;

@@ -17,8 +17,14 @@ use paceline_server::{
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    cli::TrainArgs, config::RunConfig, display::Display, event_log::EventLog, launch::Crew,
-    run_dir::RunDir, summary::Summary, workload::ServerSide,
+    cli::TrainArgs,
+    config::RunConfig,
+    display::{Display, print, say},
+    event_log::EventLog,
+    launch::Crew,
+    run_dir::RunDir,
+    summary::Summary,
+    workload::ServerSide,
 };
 
 /// Everything a run needs, ready to begin.
@@ -104,7 +110,7 @@ impl Session {
         drop(crew);
         let outcome = match outcome {
             Err(error) if matches!(error.downcast_ref(), Some(ServerError::Stopped)) => {
-                eprintln!("interrupted before it began");
+                say("interrupted before it began");
                 return Ok(ExitCode::from(130));
             }
             outcome => outcome?,
@@ -113,15 +119,15 @@ impl Session {
         let summary = Summary::new(&config, &outcome);
         dir.write_summary(&summary)?;
         if json {
-            println!("{}", serde_json::to_string(&summary)?);
+            print(serde_json::to_string(&summary)?);
         } else {
-            println!("{summary}\n  record    {}", dir.path().display());
+            print(format_args!("{summary}\n  record    {}", dir.path().display()));
         }
         if !summary.success {
             for words in words {
-                eprintln!("a worker's last words: {words}");
+                say(format_args!("a worker's last words: {words}"));
             }
-            eprintln!("error: {}", summary.reason);
+            say(format_args!("error: {}", summary.reason));
         }
         recorded?;
         Ok(match outcome.reason {
@@ -242,16 +248,18 @@ async fn or_never(future: Option<impl Future<Output = ()>>) {
     }
 }
 
-/// Resolves on Ctrl-C or a termination signal; a second Ctrl-C then ends the process at once.
+/// Resolves on Ctrl-C, a termination signal, or when the terminal is closed; a second Ctrl-C then ends the process at once.
 fn told_to_stop() -> Result<impl Future<Output = ()>> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = signal(SignalKind::hangup())?;
     Ok(async move {
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
         }
-        eprintln!("stopping: writing a checkpoint; Ctrl-C again to stop at once");
+        say("stopping: writing a checkpoint; Ctrl-C again to stop at once");
         tokio::spawn(async move {
             if interrupt.recv().await.is_some() {
                 std::process::exit(130);

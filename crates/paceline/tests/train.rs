@@ -127,6 +127,30 @@ fn ctrl_c_writes_a_checkpoint_and_resuming_gives_the_bits_of_an_undisturbed_run(
 }
 
 #[test]
+fn a_run_goes_on_and_is_recorded_when_nobody_reads_what_it_says() {
+    let place = Place::new();
+    let mut run = place.start("train --model softmax --workers 2 --rounds 6 --name unheard");
+    drop(run.0.stderr.take());
+    drop(run.0.stdout.take());
+    run.wait().ok();
+    assert!(place.path("runs/unheard/summary.json").is_file());
+    let stopped = place.events("unheard").pop().map(|event| event.kind);
+    assert!(matches!(stopped, Some(EventKind::Stopped { .. })), "{stopped:?}");
+}
+
+#[test]
+fn a_closed_terminal_stops_a_run_in_order() {
+    let place = Place::new();
+    let args = "train --model softmax --workers 2 --epochs 100 --nominal 20ms --name hung-up";
+    let run = place.start(args);
+    place.wait_for("hung-up", |e| matches!(e, EventKind::Updated { .. }));
+    run.signal(Signal::HUP);
+    run.wait().failed(130, &["stopping"]);
+    assert!(place.path("runs/hung-up/summary.json").is_file());
+    place.run("train --resume hung-up --rounds 20 --epochs 1 --nominal 0 --json").ok();
+}
+
+#[test]
 fn a_run_whose_workers_all_fail_says_why_at_once() {
     let place = Place::new();
     let args = "train --model mlp --workers 2 --name orphaned --stragglers kill:0@3,kill:1@3";
