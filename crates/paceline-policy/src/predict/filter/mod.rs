@@ -57,6 +57,7 @@ pub struct Filter {
     groups: Groups,
     rate: usize,
     rate_errors: [f64; RATES.len()],
+    rates_scored: f64,
     /// Of workers known only to be beyond a bound: how many arrived, over how much log run-time.
     beyond: (f64, f64),
     /// Mean and spread of levels, for a worker nobody has seen.
@@ -81,6 +82,7 @@ impl Default for Filter {
             groups: Groups::default(),
             rate: 1,
             rate_errors: [0.0; RATES.len()],
+            rates_scored: 0.0,
             beyond: (1.0, 1.0),
             newcomer: (0.0, 0.3),
             rounds: 0,
@@ -288,6 +290,18 @@ impl Filter {
         self.groups = groups;
     }
 
+    /// The slowest forgetting whose errors are not clearly larger than the best's.
+    fn choose_rate(&mut self, errors: &[f64; RATES.len()], scored: f64) {
+        for (kept, error) in self.rate_errors.iter_mut().zip(errors) {
+            *kept = 0.99 * *kept + error;
+        }
+        self.rates_scored = 0.99 * self.rates_scored + scored;
+        let least = self.rate_errors.iter().copied().fold(f64::INFINITY, f64::min);
+        let clearly = 1.0 + 1.0 / (1.0 + self.rates_scored).sqrt();
+        let good = |&rate: &usize| self.rate_errors[rate] <= clearly * least;
+        self.rate = (0..RATES.len()).find(good).unwrap_or(0);
+    }
+
     /// What all who arrived have in common is the round's, not theirs: without this, factor and
     /// levels could drift apart for ever, and take with them the bounds of those not seen.
     fn anchor(&mut self, times: &[(WorkerId, RunTime)], drift: f64) {
@@ -305,7 +319,7 @@ impl Filter {
     fn learn_workers(&mut self, times: &[(WorkerId, RunTime)]) -> f64 {
         let mut pool: Vec<(f64, f64, bool)> = Vec::with_capacity(times.len());
         let (mut deviations, mut count) = (0.0, 0.0);
-        let mut errors = [0.0; RATES.len()];
+        let (mut errors, mut scored) = ([0.0; RATES.len()], 0.0);
         let (mut events, mut exposure) = (0.0, 0.0);
         let (mut drift, mut arrived) = (0.0, 0.0);
         let (mut level_sum, mut level_square, mut levels) = (0.0, 0.0, 0.0);
@@ -327,6 +341,7 @@ impl Filter {
             }
             let censored = run_time.is_censored();
             if !censored && state.seen > 1 && state.shifted < 0.5 {
+                scored += 1.0;
                 for (error, level) in errors.iter_mut().zip(state.levels) {
                     *error += (y - level).abs().min(3.0 * self.spread);
                 }
@@ -370,13 +385,8 @@ impl Filter {
             self.deviations.0 = keep * self.deviations.0 + deviations / times.len() as f64;
             self.deviations.1 = keep * self.deviations.1 + count / times.len() as f64;
             self.spread = (1.25 * self.deviations.0 / self.deviations.1).clamp(1e-5, 1.5);
-            for (kept, error) in self.rate_errors.iter_mut().zip(errors) {
-                *kept = 0.99 * *kept + error / count;
-            }
-            self.rate = (0..RATES.len())
-                .min_by(|&a, &b| self.rate_errors[a].total_cmp(&self.rate_errors[b]))
-                .expect("there are rates");
         }
+        self.choose_rate(&errors, scored);
         self.beyond.0 = 0.98 * self.beyond.0 + 0.02 + events;
         self.beyond.1 = 0.98 * self.beyond.1 + 0.02 + exposure;
         if levels > 0.0 {
