@@ -20,7 +20,7 @@ use crate::span::Span;
 /// Settings that cannot be used, as opposed to a run that failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Usage(String);
+pub(crate) struct Usage(pub(crate) String);
 
 /// Everything that a run can be told. A config file has the same names.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -65,6 +65,9 @@ pub(crate) struct RunConfig {
 
 /// The most workers that a run takes.
 const MAX_WORKERS: u32 = 4096;
+
+/// Settings that say when a run is over.
+const LIMITS: [&str; 4] = ["rounds", "epochs", "target-accuracy", "time-limit"];
 
 /// How long a run is when nothing says when to stop.
 const DEFAULT_EPOCHS: u32 = 5;
@@ -251,13 +254,26 @@ pub(crate) struct RunFlags {
     nominal: Option<Span>,
 }
 
+impl RunFlags {
+    /// The folder that holds the folders of all runs.
+    pub(crate) fn run_dir(&self) -> String {
+        self.run_dir.clone().unwrap_or_else(|| RunConfig::default().run_dir)
+    }
+}
+
 impl RunConfig {
     /// Lays the flags (and environment) over the file (if any) over the defaults.
     pub(crate) fn layered(file: Option<&Path>, flags: &RunFlags) -> Result<Self> {
-        Self::lay(file, flags).map_err(|error| Usage(format!("{error:#}")).into())
+        Self::lay(file, flags, false).map_err(|error| Usage(format!("{error:#}")).into())
     }
 
-    fn lay(file: Option<&Path>, flags: &RunFlags) -> Result<Self> {
+    /// Lays the flags over the settings that a run was left with. Whatever they say of when to stop
+    /// replaces all that was said of it then.
+    pub(crate) fn resumed(saved: &Path, flags: &RunFlags) -> Result<Self> {
+        Self::lay(Some(saved), flags, true).map_err(|error| Usage(format!("{error:#}")).into())
+    }
+
+    fn lay(file: Option<&Path>, flags: &RunFlags, resumed: bool) -> Result<Self> {
         let mut table = match file {
             Some(path) => {
                 let text = fs::read_to_string(path)
@@ -266,7 +282,11 @@ impl RunConfig {
             }
             None => toml::Table::new(),
         };
-        table.extend(toml::Table::try_from(flags).context("failed to read the flags")?);
+        let flags = toml::Table::try_from(flags).context("failed to read the flags")?;
+        if resumed && LIMITS.iter().any(|limit| flags.contains_key(*limit)) {
+            LIMITS.iter().for_each(|limit| drop(table.remove(*limit)));
+        }
+        table.extend(flags);
         let config: RunConfig = table.try_into().context("failed to put the settings together")?;
         config.check()?;
         Ok(config)
@@ -318,6 +338,13 @@ impl RunConfig {
         let mut slowness: SlownessSpec = self.stragglers.parse()?;
         slowness.nominal = self.nominal.map(|span| span.0);
         Ok(slowness)
+    }
+
+    /// Writes down what follows from other settings, so that it stays when those change.
+    pub(crate) fn settle(&mut self) {
+        // A resume with other workers keeps the meaning of the learning rate.
+        self.reference_weight = Some(self.full_weight());
+        self.epochs = self.limits().epochs;
     }
 
     pub(crate) fn limits(&self) -> Limits {
@@ -435,6 +462,19 @@ mod tests {
         assert_eq!((config.workers, config.batch, config.shards), (8, 16, 2));
         assert_eq!(config.time_limit, Some(Span::secs(90)));
         assert_eq!(config.limits().epochs, None, "a time limit is limit enough");
+    }
+
+    #[test]
+    fn limits_given_on_a_resume_replace_those_of_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.toml");
+        fs::write(&path, "workers = 2\nquorum = 2\nrounds = 6\ntime-limit = 90\n").unwrap();
+        let longer = RunFlags { epochs: Some(2), ..RunFlags::default() };
+        let config = RunConfig::resumed(&path, &longer).unwrap();
+        let Limits { rounds, epochs, accuracy, time } = config.limits();
+        assert_eq!((rounds, epochs, accuracy, time), (None, Some(2), None, None));
+        let other = RunFlags { batch: Some(16), ..RunFlags::default() };
+        assert_eq!(RunConfig::resumed(&path, &other).unwrap().limits().rounds, Some(6));
     }
 
     #[test]

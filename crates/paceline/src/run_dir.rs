@@ -8,7 +8,10 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{config::RunConfig, summary::Summary};
+use crate::{
+    config::RunConfig,
+    summary::{Earlier, Summary},
+};
 
 /// `runs/NAME/`. Everything there is readable without this program.
 #[derive(Debug)]
@@ -96,14 +99,27 @@ impl RunDir {
         Ok((file.with_context(|| format!("failed to write {}", path.display()))?, path))
     }
 
+    /// The run's name, which its folder has.
+    pub(crate) fn name(&self) -> Option<String> {
+        let path = fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
+        path.file_name().map(|name| name.to_string_lossy().into_owned())
+    }
+
+    /// Without the name: a run that is repeated from it gets one of its own.
     pub(crate) fn write_config(&self, config: &RunConfig) -> Result<()> {
-        let text = toml::to_string(config).context("failed to write the settings down")?;
+        let text = toml::to_string(&RunConfig { name: None, ..config.clone() })
+            .context("failed to write the settings down")?;
         self.write(CONFIG, text.as_bytes())
     }
 
     pub(crate) fn write_summary(&self, summary: &Summary) -> Result<()> {
         let text = serde_json::to_string_pretty(summary)?;
         self.write("summary.json", format!("{text}\n").as_bytes())
+    }
+
+    /// What the run had come to when it ended last, if it has.
+    pub(crate) fn read_summary(&self) -> Option<Earlier> {
+        serde_json::from_slice(&fs::read(self.path.join("summary.json")).ok()?).ok()
     }
 
     /// Whole or not at all, whatever happens meanwhile.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use paceline_core::{Event, StopReason, Version};
+use paceline_core::{Event, Ledger, StopReason, Version};
 use paceline_params::{FlatVec, checkpoint};
 use paceline_server::{
     CheckpointConfig, Evaluator, Outcome, ServerConfig, ServerError, Start, serve,
@@ -18,7 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     cli::TrainArgs,
-    config::RunConfig,
+    config::{RunConfig, Usage},
     display::{Display, print, say},
     event_log::EventLog,
     launch::Crew,
@@ -43,15 +43,15 @@ impl Session {
         let resumed = match &args.resume {
             Some(run) => {
                 ensure!(args.config.is_none(), "a resumed run has its config; give flags instead");
-                let defaults = RunConfig::layered(None, &args.flags)?;
-                Some(RunDir::find(run, &defaults.run_dir)?)
+                Some(RunDir::find(run, &args.flags.run_dir())?)
             }
             None => None,
         };
-        let file = resumed.as_ref().map(RunDir::config).or(args.config.clone());
-        let mut config = RunConfig::layered(file.as_deref(), &args.flags)?;
-        // Written down, so that a resume with other workers keeps the meaning of the learning rate.
-        config.reference_weight = Some(config.full_weight());
+        let mut config = match &resumed {
+            Some(dir) => RunConfig::resumed(&dir.config(), &args.flags)?,
+            None => RunConfig::layered(args.config.as_deref(), &args.flags)?,
+        };
+        config.settle();
         let side = ServerSide::new(config.model, &config.data, config.seed)?;
         let fresh = Start {
             tensors: side.tensors,
@@ -64,6 +64,8 @@ impl Session {
         let (dir, start) = match resumed {
             Some(dir) => {
                 let start = resume(&dir, &config, &fresh)?;
+                config.name = dir.name();
+                check_unfinished(&dir, &config, &start, side.samples)?;
                 dir.write_config(&config)?;
                 (dir, start)
             }
@@ -166,6 +168,30 @@ fn resume(dir: &RunDir, config: &RunConfig, fresh: &Start) -> Result<Start> {
         config.model
     );
     Ok(start)
+}
+
+/// A run that has come to its end leaves nothing to do, and its summary as it is.
+fn check_unfinished(dir: &RunDir, config: &RunConfig, start: &Start, samples: u32) -> Result<()> {
+    let (limits, rounds) = (config.limits(), start.version.0);
+    let ledger = start.ledger.as_ref().map(|state| Ledger::resume(state, samples, None));
+    let epochs = ledger.transpose()?.map_or(0, |ledger| ledger.epochs());
+    let accuracy = dir.read_summary().filter(|earlier| earlier.version == rounds);
+    let accuracy = accuracy.and_then(|earlier| earlier.test_accuracy);
+    let (done, flag) = match () {
+        () if limits.rounds.is_some_and(|limit| rounds >= limit) => {
+            (format!("{rounds} rounds are done"), "--rounds")
+        }
+        () if limits.epochs.is_some_and(|limit| epochs >= limit) => {
+            (format!("{epochs} epochs are done"), "--epochs")
+        }
+        () if limits.accuracy.zip(accuracy).is_some_and(|(limit, now)| now >= limit) => {
+            ("its test accuracy is reached".to_owned(), "--target-accuracy")
+        }
+        () => return Ok(()),
+    };
+    let name = config.name.as_deref().unwrap_or_default();
+    let error = format!("the run {name} is finished: {done}; to go on, give a larger {flag}");
+    Err(Usage(error).into())
 }
 
 fn server_config(

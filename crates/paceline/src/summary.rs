@@ -4,7 +4,7 @@ use std::fmt;
 
 use paceline_core::{LedgerReport, SampleCounts};
 use paceline_server::Outcome;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
 
@@ -32,6 +32,13 @@ pub(crate) struct Summary {
     samples: SampleCounts,
     ledger: LedgerReport,
     param_hash: Option<String>,
+}
+
+/// What a later process needs of a summary.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(crate) struct Earlier {
+    pub(crate) version: u64,
+    pub(crate) test_accuracy: Option<f64>,
 }
 
 impl Summary {

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 #[test]
 fn a_run_trains_leaves_its_record_and_says_so_in_json() {
     let place = Place::new();
-    let ended = place.run("train --model mlp --rounds 20 --name first --json").ok();
+    let ended = place.run("train --model mlp --policy full --rounds 20 --name first --json").ok();
     let summary = ended.json();
     assert_eq!(summary["rounds"], 20);
     assert_eq!(summary["samples"]["used"], 20 * 4 * 32);
@@ -81,7 +81,8 @@ fn halves_of_a_data_set_that_do_not_fit_each_other_are_refused() {
 #[test]
 fn a_killed_workers_samples_are_used_by_others_and_the_epoch_balances() {
     let place = Place::new();
-    let args = "train --model mlp --epochs 1 --name killed --stragglers kill:2@5 --json";
+    let args = "train --model mlp --policy full --epochs 1 --name killed --stragglers kill:2@5 \
+                --json";
     let summary = place.run(args).ok().json();
     assert_eq!(summary["ledger"]["epochs"], 1);
     assert_eq!(summary["ledger"]["balanced"], true);
@@ -124,6 +125,41 @@ fn ctrl_c_writes_a_checkpoint_and_resuming_gives_the_bits_of_an_undisturbed_run(
     assert!(resumed["rounds"].as_u64().unwrap() < 60);
     assert_eq!(resumed["param_hash"], whole["param_hash"]);
     assert_eq!(resumed["samples"]["used"], whole["samples"]["used"]);
+}
+
+#[test]
+fn flags_on_a_resume_are_checked_against_the_run_and_not_the_defaults() {
+    let place = Place::new();
+    place.run("train --model softmax --workers 6 --rounds 3 --name six").ok();
+    let args = "train --resume six --quorum 5 --rounds 5 --json";
+    assert_eq!(place.run(args).ok().json()["version"], 5);
+    place.run("train --resume six --quorum 7 --rounds 9").failed(2, &["workers (6), not 7"]);
+}
+
+#[test]
+fn a_finished_run_is_left_as_it_is_and_says_what_would_extend_it() {
+    let place = Place::new();
+    place.run("train --model softmax --workers 2 --rounds 6 --name done").ok();
+    let summary = || std::fs::read_to_string(place.path("runs/done/summary.json")).unwrap();
+    let before = summary();
+    place.run("train --resume done").failed(2, &["done is finished", "6 rounds", "--rounds"]);
+    assert_eq!(summary(), before);
+    let longer = place.run("train --resume done --epochs 1 --batch 600 --json").ok().json();
+    assert_eq!(longer["ledger"]["epochs"], 1);
+    place.run("train --resume done").failed(2, &["1 epochs", "--epochs"]);
+}
+
+#[test]
+fn a_run_can_be_repeated_from_its_config() {
+    let place = Place::new();
+    let first = "train --model softmax --workers 2 --batch 3000 --policy full --deterministic \
+                 --name first --json";
+    let first = place.run(first).ok().json();
+    let again = place.run("train runs/first/config.toml --json").ok().json();
+    assert_ne!(again["name"], first["name"]);
+    assert_eq!(again["param_hash"], first["param_hash"]);
+    let config = std::fs::read_to_string(place.path("runs/first/config.toml")).unwrap();
+    assert!(config.contains("epochs = 5"), "{config}");
 }
 
 #[test]
