@@ -62,7 +62,7 @@ pub struct Placement {
     pub shards: u32,
     /// Whether they are other processes, which will call.
     pub remote: bool,
-    /// Elements in a block.
+    /// Elements in a block; at most what a frame carries.
     pub block_elems: usize,
     /// The most memory that staged contributions may take, over all shards. At least one
     /// contribution always fits.

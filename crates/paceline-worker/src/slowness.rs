@@ -31,7 +31,7 @@ enum Item {
     Slow { worker: u32, factor: f64 },
     /// Every worker's round is stretched by a lognormal draw with this p99/p50.
     Stalls { ratio: f64 },
-    /// The worker is killed in the middle of its work on this version.
+    /// The worker is killed in the middle of its first work on this version or a later one.
     Kill { worker: u32, at: u64 },
     /// A busy loop shares the worker's core.
     Hog { worker: u32 },
@@ -53,6 +53,17 @@ impl SlownessSpec {
             _ => None,
         };
         self.items.iter().filter_map(hog).collect()
+    }
+
+    /// Workers that it names.
+    pub fn workers(&self) -> Vec<u32> {
+        let named = |item: &Item| match *item {
+            Item::Slow { worker, .. } | Item::Kill { worker, .. } | Item::Hog { worker } => {
+                Some(worker)
+            }
+            Item::Stalls { .. } => None,
+        };
+        self.items.iter().filter_map(named).collect()
     }
 
     /// One worker's share of it.
@@ -90,7 +101,7 @@ impl Slowness {
         Pace {
             factor: self.factor * self.draw(base),
             nominal: self.nominal,
-            kill: self.kill == Some(base),
+            kill: self.kill.is_some_and(|at| base >= at),
         }
     }
 
@@ -208,9 +219,17 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_that_was_not_there_in_its_round_is_killed_in_the_next() {
+        let killed = "kill:2@5".parse::<SlownessSpec>().unwrap().of(WorkerId(2), 0);
+        let rounds: Vec<bool> = (4..7).map(|base| killed.round(Version(base)).kill).collect();
+        assert_eq!(rounds, [false, true, true]);
+    }
+
+    #[test]
     fn only_the_named_worker_is_slow() {
         let spec: SlownessSpec = "slow:2:5".parse().unwrap();
         assert_eq!(spec.of(WorkerId(2), 0).round(Version(0)).factor, 5.0);
         assert_eq!(spec.of(WorkerId(1), 0).round(Version(0)).factor, 1.0);
+        assert_eq!("slow:2:5,stalls:3,hog:0".parse::<SlownessSpec>().unwrap().workers(), [2, 0]);
     }
 }

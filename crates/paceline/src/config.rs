@@ -10,8 +10,9 @@ use clap::Args;
 use paceline_core::{RoundConfig, Straggler};
 use paceline_nn::{DataSource, ModelSpec};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule};
-use paceline_policy::PolicySpec;
+use paceline_policy::{Cutoff, PolicySpec};
 use paceline_server::{Limits, Placement, UpdateConfig};
+use paceline_wire::frame::MAX_BLOCK;
 use paceline_worker::SlownessSpec;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -65,6 +66,15 @@ pub(crate) struct RunConfig {
 
 /// The most workers that a run takes.
 const MAX_WORKERS: u32 = 4096;
+
+/// The most shards: each has a thread, and a connection from every worker.
+const MAX_SHARDS: u32 = 1024;
+
+/// The longest block that a frame carries, in KiB.
+const MAX_BLOCK_KIB: usize = MAX_BLOCK >> 10;
+
+/// The most staging memory, in MiB; more is a slip of the pen.
+const MAX_STAGING_MB: u64 = 1 << 24;
 
 /// Settings that say when a run is over.
 const LIMITS: [&str; 4] = ["rounds", "epochs", "target-accuracy", "time-limit"];
@@ -238,7 +248,7 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_STAGING_MB", value_name = "MIB")]
     #[serde(skip_serializing_if = "Option::is_none")]
     staging_mb: Option<u64>,
-    /// Size of a block of parameters on the wire, in KiB [default: 1024]
+    /// Size of a block of parameters on the wire, in KiB, up to 65536 [default: 1024]
     #[arg(long, env = "PACELINE_BLOCK_KIB", value_name = "KIB")]
     #[serde(skip_serializing_if = "Option::is_none")]
     block_kib: Option<usize>,
@@ -255,6 +265,12 @@ pub(crate) struct RunFlags {
 }
 
 impl RunFlags {
+    /// The settings of the run that are given. Where runs are kept may be a habit of the machine.
+    pub(crate) fn given(&self) -> Result<Vec<String>> {
+        let table = toml::Table::try_from(self).context("failed to read the flags")?;
+        Ok(table.into_iter().map(|(name, _)| name).filter(|name| name != "run-dir").collect())
+    }
+
     /// The folder that holds the folders of all runs.
     pub(crate) fn run_dir(&self) -> String {
         self.run_dir.clone().unwrap_or_else(|| RunConfig::default().run_dir)
@@ -299,7 +315,11 @@ impl RunConfig {
             "workers must be from 1 to {MAX_WORKERS}, not {}",
             self.workers
         );
-        ensure!(self.shards > 0, "shards must be at least 1");
+        ensure!(
+            (1..=MAX_SHARDS).contains(&self.shards),
+            "shards must be from 1 to {MAX_SHARDS}, not {}",
+            self.shards
+        );
         ensure!(self.batch > 0, "batch must be at least 1");
         ensure!(
             (1..=self.batch).contains(&self.micro_batches),
@@ -314,8 +334,16 @@ impl RunConfig {
             self.quorum
         );
         ensure!(self.lr > 0.0 && self.lr.is_finite(), "lr must be a positive number");
-        ensure!(self.block_kib > 0, "block-kib must be at least 1");
-        ensure!(self.block_kib <= 64 << 10, "block-kib must be at most 65536");
+        ensure!(
+            (1..=MAX_BLOCK_KIB).contains(&self.block_kib),
+            "block-kib must be from 1 to {MAX_BLOCK_KIB}, not {}",
+            self.block_kib
+        );
+        ensure!(
+            (1..=MAX_STAGING_MB).contains(&self.staging_mb),
+            "staging-mb must be from 1 to {MAX_STAGING_MB}, not {}",
+            self.staging_mb
+        );
         ensure!(self.keep_checkpoints > 0, "keep-checkpoints must be at least 1");
         if let Some(target) = self.target_accuracy {
             ensure!((0.0..=1.0).contains(&target), "target-accuracy must be from 0 to 1");
@@ -330,8 +358,25 @@ impl RunConfig {
         if self.straggler == Straggler::Salvage {
             bail!("straggler salvage is for `paceline simulate`; here use abort or finish");
         }
-        self.slowness()?;
+        let named = self.slowness()?.workers();
+        let strangers: Vec<String> =
+            named.iter().filter(|&&w| w >= self.workers).map(ToString::to_string).collect();
+        ensure!(
+            strangers.is_empty(),
+            "stragglers names worker {}, but there are {}, numbered from 0",
+            strangers.join(", "),
+            self.workers
+        );
         Ok(())
+    }
+
+    /// What is allowed and most likely not meant.
+    pub(crate) fn doubts(&self) -> Option<String> {
+        let PolicySpec::Static(Cutoff::Count(wanted)) = self.policy else { return None };
+        let workers = self.workers;
+        (wanted > workers).then(|| {
+            format!("static:{wanted} waits for more workers than there are ({workers}): it is full")
+        })
     }
 
     pub(crate) fn slowness(&self) -> Result<SlownessSpec> {
@@ -485,12 +530,31 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_contradict_each_other_are_refused() {
+    fn settings_that_contradict_each_other_or_all_sense_are_refused() {
+        let none = RunFlags::default;
         let check = |flags: RunFlags| RunConfig::layered(None, &flags).unwrap_err().to_string();
         let quorum = check(RunFlags { quorum: Some(9), ..RunFlags::default() });
         assert!(quorum.contains("quorum must be from 1 to the number of workers (4), not 9"));
+        let mistaken = RunFlags { stragglers: Some("slow:4:2,kill:9@3".into()), ..none() };
+        assert!(check(mistaken).contains("worker 4, 9, but there are 4"));
+        assert!(check(RunFlags { shards: Some(1025), ..none() }).contains("from 1 to 1024"));
+        assert!(check(RunFlags { shards: Some(0), ..none() }).contains("from 1 to 1024"));
+        assert!(check(RunFlags { workers: Some(5000), ..none() }).contains("from 1 to 4096"));
+        assert!(check(RunFlags { staging_mb: Some(0), ..none() }).contains("staging-mb must be"));
+        assert!(check(RunFlags { staging_mb: Some(u64::MAX >> 1), ..none() }).contains("16777216"));
+        assert!(check(RunFlags { block_kib: Some(65_537), ..none() }).contains("from 1 to 65536"));
+        assert!(check(RunFlags { block_kib: Some(0), ..none() }).contains("block-kib must be"));
         let exact = check(RunFlags { deterministic: Some(true), ..RunFlags::default() });
         assert!(exact.contains("--policy full"));
+    }
+
+    #[test]
+    fn a_count_that_no_round_can_reach_is_doubted() {
+        let policy =
+            |text: &str| RunConfig { policy: text.parse().unwrap(), ..RunConfig::default() };
+        assert!(policy("static:5").doubts().unwrap().contains("more workers than there are (4)"));
+        assert_eq!(policy("static:4").doubts(), None);
+        assert_eq!(policy("static:0.9").doubts(), None);
     }
 
     proptest! {

@@ -6,9 +6,10 @@ use anyhow::{Context, Result, ensure};
 use paceline_server::{ShardConfig, check_bind, serve_shard};
 
 use crate::{
-    cli::ServerArgs,
+    cli::{ServerArgs, TrainArgs},
+    config::Usage,
     display::say,
-    session::{Session, runtime},
+    session::{Others, Session, runtime},
 };
 
 /// Shown by `--help`.
@@ -21,6 +22,9 @@ Examples:
   paceline server --shard 1/2 --coordinator 127.0.0.1:4747 --bind 127.0.0.1:4751";
 
 pub(crate) fn run(args: &ServerArgs) -> Result<ExitCode> {
+    if args.shard.is_some() {
+        refuse_settings(&args.run)?;
+    }
     let token = token(args.token_file.as_deref())?;
     let listener = listen(&args.bind, token.as_deref())?;
     if let (Some(shard), Some(coordinator)) = (&args.shard, &args.coordinator) {
@@ -32,9 +36,26 @@ pub(crate) fn run(args: &ServerArgs) -> Result<ExitCode> {
         let config = ShardConfig { index, of, address, token };
         return run_shard(config, coordinator, listener);
     }
-    let session = Session::prepare(&args.run, args.remote_shards, token)?;
+    let remote_shards = args.remote_shards;
+    let session = Session::prepare(&args.run, Others { own_workers: false, remote_shards, token })?;
     say(format_args!("listening on {}", listener.local_addr()?));
     session.run(listener, |_, _| Ok(None))
+}
+
+/// A shard is told by its coordinator what the run is.
+fn refuse_settings(args: &TrainArgs) -> Result<()> {
+    let mut given = args.flags.given()?;
+    given.extend(args.config.is_some().then(|| "a config file".to_owned()));
+    given.extend(args.resume.is_some().then(|| "resume".to_owned()));
+    given.extend(args.json.then(|| "json".to_owned()));
+    match given.is_empty() {
+        true => Ok(()),
+        false => {
+            let given = given.join(", ");
+            let error = format!("a shard has its settings from its coordinator: leave out {given}");
+            Err(Usage(error).into())
+        }
+    }
 }
 
 fn listen(address: &str, token: Option<&str>) -> Result<TcpListener> {

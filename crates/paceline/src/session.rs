@@ -37,8 +37,39 @@ pub(crate) struct Session {
     json: bool,
 }
 
+/// Where the other processes of a run are.
+pub(crate) struct Others {
+    /// This process starts the workers.
+    pub(crate) own_workers: bool,
+    /// Shards are processes that will call.
+    pub(crate) remote_shards: bool,
+    /// What lets them in.
+    pub(crate) token: Option<String>,
+}
+
+/// The most worker processes on one machine.
+const MAX_OWN_WORKERS: u32 = 1024;
+
+impl Others {
+    fn check(&self, config: &RunConfig, resumed: bool) -> Result<()> {
+        let slow = !config.stragglers.is_empty() || config.nominal.is_some();
+        let error = match self.own_workers {
+            true if config.workers > MAX_OWN_WORKERS => format!(
+                "{} worker processes are more than the {MAX_OWN_WORKERS} that one machine is given",
+                config.workers
+            ),
+            // A run that was begun by `train` may be gone on with on several machines.
+            false if slow && !resumed => "workers are slow by themselves: give --stragglers and \
+                                          --nominal to `paceline worker`"
+                .to_owned(),
+            _ => return Ok(()),
+        };
+        Err(Usage(error).into())
+    }
+}
+
 impl Session {
-    pub(crate) fn prepare(args: &TrainArgs, remote: bool, token: Option<String>) -> Result<Self> {
+    pub(crate) fn prepare(args: &TrainArgs, others: Others) -> Result<Self> {
         paceline_nn::single_threaded();
         let resumed = match &args.resume {
             Some(run) => {
@@ -52,6 +83,7 @@ impl Session {
             None => RunConfig::layered(args.config.as_deref(), &args.flags)?,
         };
         config.settle();
+        others.check(&config, resumed.is_some())?;
         let side = ServerSide::new(config.model, &config.data, config.seed)?;
         let fresh = Start {
             tensors: side.tensors,
@@ -71,7 +103,10 @@ impl Session {
             }
             None => (RunDir::create(&mut config)?, fresh),
         };
-        let server = server_config(&config, &dir, side.samples, remote, token);
+        let server = server_config(&config, &dir, side.samples, others);
+        if let Some(doubt) = config.doubts() {
+            say(format_args!("note: {doubt}"));
+        }
         let (evaluator, json) = (side.evaluator, args.json);
         Ok(Session { config, dir, start, server, evaluator, json })
     }
@@ -194,13 +229,7 @@ fn check_unfinished(dir: &RunDir, config: &RunConfig, start: &Start, samples: u3
     Err(Usage(error).into())
 }
 
-fn server_config(
-    config: &RunConfig,
-    dir: &RunDir,
-    samples: u32,
-    remote: bool,
-    token: Option<String>,
-) -> ServerConfig {
+fn server_config(config: &RunConfig, dir: &RunDir, samples: u32, others: Others) -> ServerConfig {
     let epoch = config.rounds_per_epoch(samples);
     ServerConfig {
         name: config.name.clone().unwrap_or_default(),
@@ -212,7 +241,7 @@ fn server_config(
         micro_batches: config.micro_batches,
         policy: config.policy,
         round: config.round(),
-        placement: config.placement(remote),
+        placement: config.placement(others.remote_shards),
         update: config.update(),
         limits: config.limits(),
         deterministic: config.deterministic,
@@ -224,7 +253,7 @@ fn server_config(
         evaluate_every: config.eval_every.unwrap_or(epoch),
         heartbeat: (config.liveness.0 / 5).min(Duration::from_secs(1)),
         liveness: config.liveness.0,
-        token,
+        token: others.token,
     }
 }
 

@@ -4,7 +4,11 @@ use std::{net::TcpListener, process::ExitCode};
 
 use anyhow::{Context, Result};
 
-use crate::{cli::TrainArgs, launch::Crew, session::Session};
+use crate::{
+    cli::TrainArgs,
+    launch::Crew,
+    session::{Others, Session},
+};
 
 /// Shown by `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -19,7 +23,8 @@ Examples:
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 quorum lost, 130 interrupted.";
 
 pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
-    let session = Session::prepare(args, false, None)?;
+    let others = Others { own_workers: true, remote_shards: false, token: None };
+    let session = Session::prepare(args, others)?;
     let listener = TcpListener::bind("127.0.0.1:0").context("failed to listen on loopback")?;
     let address = listener.local_addr()?.to_string();
     session.run(listener, |config, dir| Crew::start(config, &address, dir).map(Some))

@@ -69,6 +69,18 @@ fn an_address_that_others_reach_needs_a_token() {
 }
 
 #[test]
+fn settings_that_are_for_others_are_refused_and_not_ignored() {
+    let place = Place::new();
+    let slow = "server --bind 127.0.0.1:0 --stragglers slow:0:2";
+    place.run(slow).failed(2, &["--stragglers", "paceline worker"]);
+    place.run("server --bind 127.0.0.1:0 --nominal 20ms").failed(2, &["paceline worker"]);
+    let shard =
+        "server --bind 127.0.0.1:0 --shard 0/2 --coordinator 127.0.0.1:1 --workers 3 --json";
+    place.run(shard).failed(2, &["from its coordinator", "workers, json"]);
+    assert!(!place.path("runs").exists());
+}
+
+#[test]
 fn a_worker_with_other_data_is_told_so() {
     let place = Place::new();
     place.write_images("other", 28, 28);

@@ -54,6 +54,10 @@ fn wrong_input_is_refused_with_what_and_where_and_leaves_nothing_behind() {
     place.run("train --workers none").failed(2, &["--workers"]);
     place.run("train --quorum 9").failed(2, &["quorum must be from 1 to the number of workers"]);
     place.run("train --stragglers lazy:1").failed(2, &["slow:WORKER:FACTOR"]);
+    place.run("train --stragglers slow:7:2").failed(2, &["worker 7, but there are 4"]);
+    place.run("train --shards 100000").failed(2, &["shards must be from 1 to 1024"]);
+    place.run("train --workers 2000").failed(2, &["2000 worker processes"]);
+    place.run("train --staging-mb 0").failed(2, &["staging-mb must be from 1"]);
     place.run("train --deterministic").failed(2, &["--policy full"]);
     place.run("train --data nowhere").failed(1, &["nowhere"]);
     place.run("train --resume nobody").failed(1, &["there is no run nobody"]);
@@ -209,6 +213,13 @@ fn a_straggler_is_cut_and_its_run_time_is_censored() {
         _ => false,
     });
     assert!(censored);
+}
+
+#[test]
+fn a_count_of_workers_that_there_are_not_is_said_once() {
+    let place = Place::new();
+    let ended = place.run("train --model softmax --workers 2 --policy static:3 --rounds 3").ok();
+    assert_eq!(ended.stderr.matches("more workers than there are (2)").count(), 1);
 }
 
 #[test]

@@ -15,9 +15,10 @@ use paceline_core::{
     Coordinator, Event, EventKind, Ledger, LedgerError, Liveness, Round, StopReason, Straggler,
     Time, Version, Work,
 };
-use paceline_params::{DEFAULT_BLOCK_ELEMS, Layout, LayoutError, ParamHash};
+use paceline_params::{Layout, LayoutError, ParamHash};
 use paceline_wire::{
     FrameError, Listener,
+    frame::MAX_BLOCK,
     message::{ToShard, ToWorker},
 };
 use thiserror::Error;
@@ -109,7 +110,7 @@ pub async fn serve(
     let (inputs, mut queue) = unbounded_channel();
     let layout = Layout::new(
         start.tensors.clone(),
-        config.placement.block_elems.min(DEFAULT_BLOCK_ELEMS * 16),
+        config.placement.block_elems.min(MAX_BLOCK / size_of::<f32>()),
         config.placement.shards,
     )?;
     check_start(&start, &config, &layout)?;
