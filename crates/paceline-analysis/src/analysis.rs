@@ -114,7 +114,7 @@ pub fn analyze(trace: &Trace, options: &Options, progress: &mut dyn FnMut(Stage)
     let censoring = Censoring::of(trace, &cost, overhead);
     let cutoffs = cutoffs(trace, &seen, overhead, noise_scale);
     progress(Stage::Ranking);
-    let residuals = Residuals::of(trace);
+    let mut residuals = Residuals::of(trace);
     let ranking = Ranking::of(trace, &residuals);
     progress(Stage::Spread);
     let Ratios { mut run_times, mut slowest } = Ratios::of(trace, &residuals);
@@ -122,8 +122,8 @@ pub fn analyze(trace: &Trace, options: &Options, progress: &mut dyn FnMut(Stage)
         Survivals { run_times: Survival::of(&mut run_times), slowest: Survival::of(&mut slowest) };
     let levels: Vec<f64> = ranking.workers.iter().map(|worker| worker.factor.ln()).collect();
     let spread = Spread::of(trace, &residuals, &levels, &mut run_times, &mut slowest);
+    let changes = Changes::of(trace, &mut residuals, &mut |done| progress(Stage::Changes(done)));
     let groups = Groups::of(trace, &residuals, &mut |done| progress(Stage::Groups(done)));
-    let changes = Changes::of(trace, &residuals, &mut |done| progress(Stage::Changes(done)));
     Analysis {
         name: trace.name().to_owned(),
         unit: match trace.unit() {

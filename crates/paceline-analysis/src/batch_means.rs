@@ -38,8 +38,7 @@ pub(crate) fn long_run_sd(series: &[f64]) -> f64 {
     if means.len() < 2 {
         return 0.0;
     }
-    let mut squares: Vec<f64> =
-        means.windows(2).map(|pair| (pair[1] - pair[0]).powi(2)).collect();
+    let mut squares: Vec<f64> = means.windows(2).map(|pair| (pair[1] - pair[0]).powi(2)).collect();
     squares.sort_unstable_by(f64::total_cmp);
     squares.truncate(squares.len() - (squares.len() as f64 * TRIMMED).ceil() as usize);
     let length = series.len() as f64 / means.len() as f64;

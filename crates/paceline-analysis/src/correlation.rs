@@ -16,9 +16,10 @@ const LARGE: usize = 4096;
 /// Series are multiples of this long, the rest zeros: one loop for all.
 const LANES: usize = 32;
 
-/// Residuals further out than so many standard deviations count as if they were there, so that a
-/// stall that two workers had in the same round does not make them alike.
-const CLIP: f64 = 5.0;
+/// Residuals further out than √T/4 standard deviations, within these bounds, count as if they were
+/// there: a round in which two workers stalled together adds no more than a sixteenth to their
+/// correlation.
+const CLIP: (f64, f64) = (2.5, 5.0);
 
 /// Series of which autocorrelation is estimated.
 const AUTOCORRELATED: usize = 256;
@@ -66,15 +67,19 @@ impl Series {
         &self.values[index * self.width..(index + 1) * self.width]
     }
 
-    /// The correlation that no two of these series would reach by chance, with an error of one in a
-    /// hundred for all pairs together.
+    /// The correlation that independent series exceed in one of so many trials with a probability of
+    /// one in a hundred.
     ///
     /// Under independence Fisher's z = artanh r is normal with variance 1 / (effective − 3); the
     /// normal tail is bounded by P(Z > z) ≤ exp(−z²/2) / 2.
-    pub(crate) fn by_chance(&self) -> f64 {
-        let pairs = (self.len() * self.len().saturating_sub(1)) as f64 / 2.0;
-        let z = (2.0 * (pairs.max(1.0) / 0.02).ln()).sqrt();
+    pub(crate) fn by_chance(&self, trials: f64) -> f64 {
+        let z = (2.0 * (trials.max(1.0) / 0.02).ln()).sqrt();
         (z / (self.effective - 3.0).max(0.5).sqrt()).tanh()
+    }
+
+    /// How many pairs of series there are.
+    pub(crate) fn pairs(&self) -> f64 {
+        (self.len() * self.len().saturating_sub(1)) as f64 / 2.0
     }
 
     /// Bartlett's formula: correlations of independent series vary as those of
@@ -106,7 +111,7 @@ fn unit(residuals: &[f32], rounds_per_value: usize) -> Option<Vec<f64>> {
     }
     let middle = median(&mut present);
     let reach = match robust_sd(&present, middle) {
-        sd if sd > 0.0 => CLIP * sd,
+        sd if sd > 0.0 => sd * (0.25 * (residuals.len() as f64).sqrt()).clamp(CLIP.0, CLIP.1),
         _ => f64::INFINITY,
     };
     let bins: Vec<Option<f64>> = residuals

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::quantile::quantile;
 
 /// Counts that a curve has at most, more or less.
-const COUNTS: usize = 200;
+const COUNTS: usize = 512;
 
 /// Rounds that the quantiles are taken over at most.
 const ROUNDS: usize = 1000;
@@ -151,9 +151,9 @@ mod tests {
 
     #[test]
     fn chosen_counts_hold_the_ends_and_the_best() {
-        for n in [1, 2, 200, 201, 2175, 10_000] {
+        for n in [1, 2, 512, 513, 2175, 10_000] {
             let counts = chosen(n, n.div_ceil(3));
-            assert!(counts.len() <= 250 && counts.is_sorted());
+            assert!(counts.len() <= 600 && counts.is_sorted());
             for wanted in [1, n, n.div_ceil(3)] {
                 assert!(counts.contains(&wanted), "{n}: {wanted}");
             }

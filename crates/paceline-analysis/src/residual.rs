@@ -1,5 +1,7 @@
 //! Logarithms of run-times, less what all have in common.
 
+use std::ops::Range;
+
 use paceline_trace::{Cell, Trace};
 
 use crate::quantile::median;
@@ -47,9 +49,91 @@ impl Residuals {
         let all = self.of_worker(worker).iter();
         all.filter(|x| !x.is_nan()).map(|&x| f64::from(x)).collect()
     }
+
+    /// How far the median moved against those who did not change, at these rounds: an offset for
+    /// each round.
+    ///
+    /// When a third of a cluster becomes slow, the median by which all are judged moves up, and the
+    /// others seem to have become faster. Those who did not change are taken to be the half of the
+    /// workers whose levels moved most alike.
+    pub(crate) fn offsets(&self, rounds: &[usize]) -> Vec<f64> {
+        let stretches = stretches(rounds, self.rounds);
+        let levels = self.levels(&stretches);
+        let longest = (0..stretches.len()).max_by_key(|&i| stretches[i].len()).unwrap_or(0);
+        let mut offsets = vec![0.0; self.rounds];
+        for (i, stretch) in stretches.iter().enumerate() {
+            let moves = levels.iter().map(|levels| levels[i] - levels[longest]);
+            let mut moves: Vec<f64> = moves.filter(|x| !x.is_nan()).collect();
+            offsets[stretch.clone()].fill(densest_half(&mut moves));
+        }
+        offsets
+    }
+
+    /// Moves each round's reference by its offset.
+    pub(crate) fn shift(&mut self, offsets: &[f64]) {
+        for series in self.values.chunks_exact_mut(self.rounds.max(1)) {
+            series.iter_mut().zip(offsets).for_each(|(x, offset)| *x -= *offset as f32);
+        }
+        self.medians.iter_mut().zip(offsets).for_each(|(median, offset)| *median += offset);
+    }
+
+    /// Takes every worker's levels between these rounds out, of those who changed there and of those
+    /// who did not: what is left are movements about the levels, alike for all.
+    pub(crate) fn level(&mut self, rounds: &[usize]) {
+        let stretches = stretches(rounds, self.rounds);
+        let levels = self.levels(&stretches);
+        for (series, levels) in self.values.chunks_exact_mut(self.rounds.max(1)).zip(levels) {
+            for (stretch, level) in stretches.iter().zip(levels) {
+                series[stretch.clone()].iter_mut().for_each(|x| *x -= level as f32);
+            }
+        }
+    }
+
+    /// Every worker's median in each stretch; NaN where it was not there.
+    fn levels(&self, stretches: &[Range<usize>]) -> Vec<Vec<f64>> {
+        let mut present = Vec::new();
+        let mut level = |stretch: &[f32]| {
+            present.clear();
+            present.extend(stretch.iter().filter(|x| !x.is_nan()).map(|&x| f64::from(x)));
+            median(&mut present)
+        };
+        self.values
+            .chunks_exact(self.rounds.max(1))
+            .map(|series| stretches.iter().map(|s| level(&series[s.clone()])).collect())
+            .collect()
+    }
+}
+
+/// What lies between these rounds.
+fn stretches(rounds: &[usize], all: usize) -> Vec<Range<usize>> {
+    let starts = [0].into_iter().chain(rounds.iter().copied());
+    let ends = rounds.iter().copied().chain([all]);
+    starts.zip(ends).map(|(start, end)| start..end).collect()
+}
+
+/// The mean of the shortest interval that holds half of the values (the shorth): where most agree,
+/// whatever the others do. 0 of none.
+fn densest_half(values: &mut [f64]) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    let half = values.len() / 2 + 1;
+    let width = |window: &&[f64]| window[window.len() - 1] - window[0];
+    let densest = values.windows(half).min_by(|a, b| width(a).total_cmp(&width(b)));
+    densest.map_or(0.0, |window| window.iter().sum::<f64>() / window.len() as f64)
 }
 
 /// The run-times of a round as they are known; NaN is absent.
 pub(crate) fn bounds(trace: &Trace, round: usize) -> impl Iterator<Item = f64> + '_ {
     trace.row(round).map(|cell| Cell::bound(cell).unwrap_or(f64::NAN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_densest_half_is_where_most_agree() {
+        assert_eq!(densest_half(&mut [0.1, -0.1, 0.0, 5.0, 5.1]), 0.0);
+        assert_eq!(densest_half(&mut [3.0]), 3.0);
+        assert_eq!(densest_half(&mut []), 0.0);
+    }
 }

@@ -10,7 +10,7 @@ pub(crate) struct WhatIf {
     /// `slowdowns[k]` = T_full / T_full with the run-times of set k replaced by those of typical
     /// others: 1 where it never mattered.
     pub(crate) slowdowns: Vec<f64>,
-    /// The share of rounds whose slowest was of set k.
+    /// The share of rounds whose slowest was of set k and of no other.
     pub(crate) last: Vec<f64>,
 }
 
@@ -29,7 +29,8 @@ impl WhatIf {
             };
             rounds += 1.0;
             full += ends.slowest;
-            times_last[ends.set] += 1.0;
+            let others = ends.of_others.unwrap_or(0.0);
+            times_last[ends.set] += f64::from(u8::from(others < ends.slowest));
             saved[ends.set] += ends.slowest - ends.of_others.unwrap_or(ends.slowest);
         }
         WhatIf {

@@ -49,9 +49,9 @@ impl<'a> Recorded<'a> {
         Recorded { trace, start, order, passed: 0 }
     }
 
-    /// The trace's number of worker i.
-    pub fn original(&self, worker: usize) -> usize {
-        self.order[worker]
+    /// The trace's round that comes first.
+    pub fn start(&self) -> usize {
+        self.start
     }
 
     fn row(&self) -> usize {

@@ -4,11 +4,14 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
+use paceline_policy::POLICIES;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
+    analyze::{self, AnalyzeArgs},
     config::{RunFlags, Usage},
     host, server,
+    simulate::{self, SimulateArgs},
     span::Span,
     train, worker,
 };
@@ -32,6 +35,14 @@ enum Command {
     /// Work for a server
     #[command(after_help = worker::EXAMPLES)]
     Worker(WorkerArgs),
+    /// Tell from run-times what stragglers cost and what could be saved
+    #[command(after_help = analyze::EXAMPLES)]
+    Analyze(AnalyzeArgs),
+    /// Replay run-times under policies, with the code that decides live
+    #[command(after_help = simulate::EXAMPLES)]
+    Simulate(SimulateArgs),
+    /// List the policies
+    Policies(PoliciesArgs),
     /// Keep a core busy until standard input closes
     #[command(hide = true)]
     Hog(HogArgs),
@@ -104,6 +115,13 @@ pub(crate) struct WorkerArgs {
 }
 
 #[derive(Debug, Args)]
+struct PoliciesArgs {
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct HogArgs {
     /// Stay on this core
     #[arg(long, value_name = "CORE")]
@@ -132,6 +150,17 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Lists the policies, one line each.
+fn policies(json: bool) -> Result<ExitCode> {
+    for (name, about) in POLICIES {
+        match json {
+            true => println!("{}", serde_json::json!({ "policy": name, "about": about })),
+            false => println!("{name:12} {about}"),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 /// The error and what caused it, leaving out what was said already.
 fn explain(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
@@ -149,6 +178,9 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Train(args) => train::run(&args),
         Command::Server(args) => server::run(&args),
         Command::Worker(args) => worker::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Analyze(args) => analyze::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
+        Command::Policies(args) => policies(args.json),
         Command::Hog(args) => host::hog(args.pin).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -3,17 +3,21 @@
 //! Decisions are made in `paceline-core`, sums in `paceline-server`, gradients in `paceline-nn`;
 //! here they are put together for a user.
 
+mod analyze;
 mod cli;
 mod config;
 mod display;
 mod event_log;
 mod host;
 mod launch;
+mod page;
 mod run_dir;
 mod server;
 mod session;
+mod simulate;
 mod span;
 mod summary;
+mod traces;
 mod train;
 mod worker;
 mod workload;

@@ -99,7 +99,7 @@ const TIPS: usize = 60;
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 320.0;
-const LEFT: f64 = 58.0;
+const LEFT: f64 = 74.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 18.0;
 const BOTTOM: f64 = 46.0;
@@ -120,9 +120,7 @@ impl LineChart {
         for (i, series) in self.series.iter().enumerate() {
             html += &plot.series(series, i % 6);
         }
-        for (at, label) in &self.marks {
-            html += &plot.mark(*at, label);
-        }
+        html += &plot.marks(&self.marks);
         html + "</svg>\n</figure>\n"
     }
 
@@ -248,19 +246,31 @@ impl Plot {
         svg
     }
 
-    fn mark(&self, at: f64, label: &str) -> String {
-        let Some(at) = self.across(at) else { return String::new() };
-        let (anchor, text) = match at > 0.6 * WIDTH {
-            true => ("end", at - 4.0),
-            false => ("start", at + 4.0),
-        };
-        format!(
-            "<path class=\"mark\" d=\"M{at:.1} {TOP}V{:.1}\"/><text class=\"mark\" x=\"{text:.1}\" \
-             y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>\n",
-            HEIGHT - BOTTOM,
-            TOP - 5.0,
-            Escaped(label)
-        )
+    /// Vertical lines, each with its word where that does not run into another.
+    fn marks(&self, marks: &[(f64, String)]) -> String {
+        const LETTER: f64 = 6.8;
+        let mut taken: Vec<(f64, f64)> = Vec::new();
+        let mut svg = String::new();
+        for (at, label) in marks {
+            let Some(at) = self.across(*at) else { continue };
+            let (width, label) = (LETTER * label.chars().count() as f64, Escaped(label));
+            let start = if at > 0.6 * WIDTH { at - 4.0 - width } else { at + 4.0 };
+            let _ = write!(
+                svg,
+                "<path class=\"mark\" d=\"M{at:.1} {TOP}V{:.1}\"><title>{label}</title></path>",
+                HEIGHT - BOTTOM
+            );
+            if taken.iter().all(|(from, to)| start > *to || start + width < *from) {
+                taken.push((start, start + width));
+                let _ = write!(
+                    svg,
+                    "<text class=\"mark\" x=\"{start:.1}\" y=\"{:.1}\">{label}</text>",
+                    TOP - 5.0
+                );
+            }
+            svg.push('\n');
+        }
+        svg
     }
 }
 

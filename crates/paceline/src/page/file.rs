@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 /// Writes a file aside and renames it, so that whoever looks sees the old one or the new one, and an
 /// interrupted program leaves no half. What is no regular file (a pipe, a terminal) is written to.
-pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let failed = || format!("failed to write {}", path.display());
     if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
         return fs::write(path, bytes).with_context(failed);

@@ -2,12 +2,13 @@
 
 use std::fmt;
 
-/// Text in which nothing is taken for a tag.
+/// Text in which nothing is taken for a tag, and a number stays with its per cent sign.
 pub(super) struct Escaped<'a>(pub(super) &'a str);
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rest = self.0;
+        let text = self.0.replace(" %", "\u{a0}%");
+        let mut rest = text.as_str();
         while let Some(at) = rest.find(['&', '<', '>', '"', '\'']) {
             f.write_str(&rest[..at])?;
             f.write_str(match rest.as_bytes()[at] {
@@ -31,6 +32,6 @@ mod tests {
     fn tags_and_quotes_become_text() {
         let escaped = Escaped("<script>\"a\" & 'b'</script>").to_string();
         assert_eq!(escaped, "&lt;script&gt;&quot;a&quot; &amp; &#39;b&#39;&lt;/script&gt;");
-        assert_eq!(Escaped("wörker 3").to_string(), "wörker 3");
+        assert_eq!(Escaped("wörker 3: 5 %").to_string(), "wörker 3: 5\u{a0}%");
     }
 }

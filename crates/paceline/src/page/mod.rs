@@ -14,6 +14,7 @@ mod sheet;
 mod table;
 
 pub(crate) use chart::{Axis, LineChart, Series};
+pub(crate) use file::write_whole;
 pub(crate) use number::short;
 pub(crate) use picture::{Picture, Shade};
 pub(crate) use sheet::{Page, Section};

@@ -1,13 +1,13 @@
 //! Numbers as people read them.
 
-/// Three significant digits, whole numbers whole, thousands apart: `0.00123`, `1.5`, `12 300`.
+/// Three significant digits, whole numbers whole, thousands apart: `1e-4`, `0.00123`, `12 300`.
 pub(crate) fn short(x: f64) -> String {
     if x == 0.0 || !x.is_finite() {
         return if x == 0.0 { "0".to_owned() } else { "–".to_owned() };
     }
     let size = x.abs();
-    if !(1e-4..1e7).contains(&size) {
-        return format!("{x:.1e}");
+    if !(1e-3..1e7).contains(&size) {
+        return format!("{x:.1e}").replace(".0e", "e");
     }
     if size >= 999.5 || (x.fract() == 0.0 && size >= 100.0) {
         return grouped(x);
@@ -49,8 +49,10 @@ mod tests {
             (2175.0, "2175"),
             (10_000.0, "10\u{202f}000"),
             (0.001, "0.001"),
-            (0.00012345, "0.000123"),
-            (1e-9, "1.0e-9"),
+            (0.0012345, "0.00123"),
+            (0.0001, "1e-4"),
+            (1e-9, "1e-9"),
+            (1.5e-9, "1.5e-9"),
             (f64::NAN, "–"),
         ] {
             assert_eq!(short(x), expected);

@@ -47,7 +47,7 @@ struct Pixels {
 }
 
 const WIDTH: f64 = 1120.0;
-const LEFT: f64 = 58.0;
+const LEFT: f64 = 74.0;
 const RIGHT: f64 = 14.0;
 const BOTTOM: f64 = 46.0;
 

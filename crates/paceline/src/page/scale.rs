@@ -27,7 +27,8 @@ impl Span {
         let (low, high) = if low <= high { (low, high) } else { (1.0, 2.0) };
         match scale {
             Scale::Linear => {
-                let room = if high > low { 0.04 * (high - low) } else { 0.05 * high.abs().max(1e-9) };
+                let room =
+                    if high > low { 0.04 * (high - low) } else { 0.05 * high.abs().max(1e-9) };
                 let from_zero = low >= 0.0 && low < 0.35 * high;
                 Span { scale, low: if from_zero { 0.0 } else { low - room }, high: high + room }
             }
@@ -68,7 +69,8 @@ impl Span {
     fn linear_ticks(&self, wanted: usize) -> Vec<f64> {
         let rough = (self.high - self.low) / wanted.max(1) as f64;
         let unit = 10f64.powf(rough.log10().floor());
-        let step = unit * [1.0, 2.0, 5.0, 10.0].into_iter().find(|k| k * unit >= rough).unwrap_or(10.0);
+        let step =
+            unit * [1.0, 2.0, 5.0, 10.0].into_iter().find(|k| k * unit >= rough).unwrap_or(10.0);
         let first = (self.low / step - 1e-9).ceil() as i64;
         let last = (self.high / step + 1e-9).floor() as i64;
         (first..=last).take(50).map(|i| i as f64 * step).collect()

@@ -1,0 +1,43 @@
+//! The flags of `paceline analyze`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use paceline_analysis::Options;
+
+use crate::{
+    span::Span,
+    traces::{TraceArgs, not_negative},
+};
+
+#[derive(Debug, Args)]
+pub(crate) struct AnalyzeArgs {
+    #[command(flatten)]
+    pub(super) traces: TraceArgs,
+    /// How long a run takes under full sync, to tell what could be saved of it
+    #[arg(long, value_name = "TIME", default_value = "100h")]
+    run_length: Span,
+    /// Time between a close and the next round, in seconds (or the trace's unit)
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = not_negative)]
+    overhead: f64,
+    /// Gradient noise in contributions, for progress per second: so many make the noise of their
+    /// mean as large as the gradient [default: the number of workers]
+    #[arg(long, value_name = "N", value_parser = not_negative)]
+    noise_scale: Option<f64>,
+    /// Print one JSON object a trace and line
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Write a page with charts, which needs nothing but a browser
+    #[arg(long, value_name = "FILE")]
+    pub(super) html: Option<PathBuf>,
+}
+
+impl AnalyzeArgs {
+    pub(super) fn options(&self) -> Options {
+        Options {
+            overhead: self.overhead,
+            noise_scale: self.noise_scale,
+            run_hours: self.run_length.0.as_secs_f64() / 3600.0,
+        }
+    }
+}

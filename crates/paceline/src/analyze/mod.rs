@@ -1,0 +1,84 @@
+//! `paceline analyze`: what stragglers cost, and what could be saved at all.
+
+mod args;
+pub(crate) mod progress;
+mod report;
+mod text;
+mod words;
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result, ensure};
+use paceline_analysis::{Analysis, analyze};
+
+pub(crate) use args::AnalyzeArgs;
+use progress::Progress;
+use report::Report;
+
+use crate::traces::Source;
+
+/// Shown by `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  paceline analyze                                   an embedded sample, to see what comes out
+  paceline analyze times.csv.gz                      columns iteration,worker,seconds, or a column a worker
+  paceline analyze ops.parquet --html page.html      with charts, as one page
+  paceline analyze runs/cnn-001 --run-length 720h    a run of paceline; hours saved of a month
+  paceline analyze log.csv --columns step,rank,took  columns that are called otherwise
+  paceline analyze *.csv --json                      one object a line
+  paceline analyze --synthetic nodes158-stalls       a cluster that nobody has
+
+Lower bounds (>=SECONDS) count as censored: the figures then come as ranges.
+Exit codes: 0 done, 1 a trace cannot be read or a page not be written, 2 wrong usage.";
+
+pub(crate) fn run(args: &AnalyzeArgs) -> Result<ExitCode> {
+    let options = args.options();
+    let sources = args.traces.sources();
+    let mut report = args.html.as_ref().map(|_| Report::new());
+    for (i, source) in sources.iter().enumerate() {
+        let progress = Progress::new();
+        progress.say(format!("reading {source}"));
+        let trace = args.traces.load(source)?;
+        ensure!(
+            trace.median() > 0.0,
+            "{source}: no worker was there in any round; at least one run-time is needed"
+        );
+        let analysis = analyze(&trace, &options, &mut |stage| {
+            progress.say(format!("{}: {stage}", trace.name()));
+        });
+        if let Some(report) = &mut report {
+            progress.say(format!("{}: drawing", trace.name()));
+            report.add(&trace, &analysis);
+        }
+        drop(progress);
+        if matches!(source, Source::Sample) {
+            eprintln!("no trace was named: this is the embedded sample (--help has examples)");
+        }
+        if !print(&analysis, args.json, i > 0)? {
+            break;
+        }
+    }
+    if let (Some(report), Some(path)) = (report, &args.html) {
+        report.page().write(path)?;
+        eprintln!("wrote {}", path.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints one analysis; false when nobody reads any more.
+fn print(analysis: &Analysis, json: bool, apart: bool) -> Result<bool> {
+    let text = match json {
+        true => serde_json::to_string(analysis).context("failed to write the analysis as JSON")?,
+        false => text::text(analysis),
+    };
+    let gap = if apart && !json { "\n" } else { "" };
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{gap}{}", text.trim_end()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error).context("failed to print the analysis"),
+    }
+}

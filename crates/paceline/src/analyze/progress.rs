@@ -1,0 +1,68 @@
+//! What a person sees of work that takes longer than a second.
+
+use std::{
+    sync::mpsc::{self, RecvTimeoutError, Sender},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Nothing is shown of what is done sooner.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Lines in a pipe come this often.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// Says on standard error what is going on: a spinner on a terminal, a line now and then in a pipe.
+/// Goes away when dropped.
+pub(crate) struct Progress {
+    stages: Option<Sender<String>>,
+    shown: Option<JoinHandle<()>>,
+}
+
+impl Progress {
+    pub(crate) fn new() -> Progress {
+        let (stages, received) = mpsc::channel::<String>();
+        let shown = thread::spawn(move || {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
+                bar.set_style(style);
+            }
+            let (mut stage, mut due) = (String::new(), Instant::now() + PATIENCE);
+            loop {
+                match received.recv_timeout(due.saturating_duration_since(Instant::now())) {
+                    Ok(next) => stage = next,
+                    Err(RecvTimeoutError::Disconnected) => break,
+                    Err(RecvTimeoutError::Timeout) if bar.is_hidden() => {
+                        eprintln!("{stage}…");
+                        due += EVERY;
+                    }
+                    Err(RecvTimeoutError::Timeout) => {
+                        bar.set_message(stage.clone());
+                        bar.tick();
+                        due += Duration::from_millis(100);
+                    }
+                }
+            }
+            bar.finish_and_clear();
+        });
+        Progress { stages: Some(stages), shown: Some(shown) }
+    }
+
+    /// Says what is being done now.
+    pub(crate) fn say(&self, stage: String) {
+        if let Some(stages) = &self.stages {
+            let _ = stages.send(stage);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.stages = None;
+        if let Some(shown) = self.shown.take() {
+            let _ = shown.join();
+        }
+    }
+}

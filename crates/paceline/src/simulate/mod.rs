@@ -1,0 +1,103 @@
+//! `paceline simulate`: what each policy would have given on somebody's own run-times.
+
+mod args;
+mod report;
+mod study;
+mod text;
+
+use std::{
+    fmt::Write as _,
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result};
+
+pub(crate) use args::SimulateArgs;
+use report::Report;
+use study::{Row, study};
+
+use crate::{analyze::progress::Progress, page::write_whole, traces::Source};
+
+/// Shown by `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  paceline simulate                                        an embedded sample under three policies
+  paceline simulate times.csv.gz --policy full,auto        your own run-times
+  paceline simulate runs/cnn-001 --policy auto,static:0.75 what another policy would have given a run
+  paceline simulate ops.parquet --straggler salvage        finished micro-batches count
+  paceline simulate --synthetic nodes158-stalls --policy auto,filter:commit,oracle --seeds 5
+  paceline simulate times.csv --overhead 0.1x --json       one object a line, for machines
+  paceline simulate times.csv --html page.html             charts of the cutoff over time
+
+A run-time past the cut is not seen by the policy, only that it is longer (--straggler abort).
+Exit codes: 0 done, 1 a trace cannot be read or a file not be written, 2 wrong usage.";
+
+pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode> {
+    let sources = args.traces.sources();
+    let mut report = args.html.as_ref().map(|_| Report::new());
+    let mut decisions = String::from("trace,policy,seed,round,accepted,seconds\n");
+    for (i, source) in sources.iter().enumerate() {
+        let progress = Progress::new();
+        progress.say(format!("reading {source}"));
+        let trace = args.traces.load(source)?;
+        let rows = study(source, &trace, args, |done, all| {
+            progress.say(format!("{}: replay {done} of {all}", trace.name()));
+        })?;
+        if args.decisions.is_some() {
+            rows.iter().for_each(|row| write_decisions(row, &mut decisions));
+        }
+        if let Some(report) = &mut report {
+            report.add(&rows);
+        }
+        drop(progress);
+        if matches!(source, Source::Sample) {
+            eprintln!("no trace was named: this is the embedded sample (--help has examples)");
+        }
+        if !print(&rows, trace.censored_share(), args.json, i > 0)? {
+            break;
+        }
+    }
+    if let Some(path) = &args.decisions {
+        write_whole(path, decisions.as_bytes())?;
+        eprintln!("wrote {}", path.display());
+    }
+    if let (Some(report), Some(path)) = (report, &args.html) {
+        report.page().write(path)?;
+        eprintln!("wrote {}", path.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints one trace's study; false when nobody reads any more.
+fn print(rows: &[Row], censored: f64, json: bool, apart: bool) -> Result<bool> {
+    let mut text = if apart && !json { "\n".to_owned() } else { String::new() };
+    if json {
+        for row in rows {
+            text += &serde_json::to_string(row).context("failed to write a result as JSON")?;
+            text.push('\n');
+        }
+    } else {
+        text += &text::text(rows, censored);
+    }
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error).context("failed to print the results"),
+    }
+}
+
+fn write_decisions(row: &Row, csv: &mut String) {
+    let trace = match row.trace.contains([',', '"']) {
+        true => format!("\"{}\"", row.trace.replace('"', "\"\"")),
+        false => row.trace.clone(),
+    };
+    for (round, outcome) in row.outcome.rounds.iter().enumerate() {
+        let _ = writeln!(
+            csv,
+            "{trace},{},{},{round},{},{}",
+            row.policy, row.seed, outcome.accepted, outcome.seconds
+        );
+    }
+}

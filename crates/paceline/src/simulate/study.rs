@@ -1,0 +1,185 @@
+//! One trace under every contender and seed.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Result, ensure};
+use paceline_core::{Policy, Straggler};
+use paceline_policy::{Cutoff, Static};
+use paceline_sim::{Drawn, Outcome, Recorded, Replay, Scripted};
+use paceline_trace::{Hindsight, Trace, deadlines, hindsight};
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::args::{Contender, SimulateArgs};
+use crate::traces::Source;
+
+/// One replay: a line of `--json`.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Row {
+    pub(super) trace: String,
+    pub(super) policy: String,
+    pub(super) seed: u64,
+    pub(super) workers: usize,
+    pub(super) rounds: usize,
+    /// Contributions per second (or per the trace's unit).
+    pub(super) rate: f64,
+    pub(super) of_oracle: f64,
+    pub(super) of_best_static: f64,
+    pub(super) of_full: f64,
+    /// Standard deviation over mean of the rounds' own rates.
+    pub(super) variation: f64,
+    /// Share of the work handed out that was used.
+    pub(super) accepted_share: f64,
+    pub(super) full_rate: f64,
+    pub(super) best_static_count: usize,
+    pub(super) best_static_rate: f64,
+    pub(super) oracle_rate: f64,
+    pub(super) overhead: f64,
+    pub(super) straggler: Straggler,
+    pub(super) decide_us_p99: f64,
+    pub(super) decide_cpu_us_per_round: f64,
+    #[serde(skip)]
+    pub(super) outcome: Outcome,
+}
+
+/// What the future says of a trace.
+struct Bounds {
+    hindsight: Hindsight,
+    /// With salvage, the best moment of every round instead of the best count.
+    oracle_rate: f64,
+}
+
+impl Bounds {
+    fn of(trace: &Trace, replay: &Replay) -> Bounds {
+        let hindsight = hindsight(trace, replay.overhead, replay.quorum);
+        let oracle_rate = match replay.straggler {
+            Straggler::Salvage => deadlines(trace, replay.overhead).clairvoyant_rate,
+            Straggler::Abort | Straggler::Finish => hindsight.oracle_rate,
+        };
+        Bounds { hindsight, oracle_rate }
+    }
+}
+
+/// Replays a trace under all contenders and seeds; `tell` hears how many are done.
+pub(super) fn study(
+    source: &Source,
+    trace: &Trace,
+    args: &SimulateArgs,
+    tell: impl Fn(usize, usize) + Sync,
+) -> Result<Vec<Row>> {
+    ensure!(
+        args.straggler != Straggler::Salvage || trace.micro_batches() > 1,
+        "{}: salvage needs a trace with micro-batches (docs/traces.md), this one has whole run-times",
+        trace.name()
+    );
+    let replay = Replay {
+        straggler: args.straggler,
+        overhead: args.overhead.seconds(trace.median()),
+        quorum: args.quorum as usize,
+    };
+    let bounds = source.by_the_clock().is_none().then(|| Bounds::of(trace, &replay));
+    let jobs: Vec<(Contender, u64)> = args
+        .policy
+        .iter()
+        .flat_map(|&contender| (0..args.seeds).map(move |seed| (contender, seed)))
+        .collect();
+    let done = AtomicUsize::new(0);
+    let rows = jobs.par_iter().map(|&(contender, seed)| {
+        let row = match (source.by_the_clock(), &bounds) {
+            (Some((spec, drawn)), _) => {
+                let mut world = Drawn::new(trace.name(), spec.source(drawn.wrapping_add(seed)));
+                let policy = policy_of(contender, None, 0, trace)?;
+                let outcome = replay.run(&mut world, spec.rounds(), policy);
+                let drawn = world.into_trace();
+                row(contender, seed, &drawn, &replay, &Bounds::of(&drawn, &replay), outcome)
+            }
+            (None, Some(bounds)) => {
+                let mut world = Recorded::new(trace, seed);
+                let policy = policy_of(contender, Some(bounds), world.start(), trace)?;
+                let outcome = replay.run(&mut world, trace.rounds(), policy);
+                row(contender, seed, trace, &replay, bounds, outcome)
+            }
+            (None, None) => unreachable!("what is not by the clock has bounds"),
+        };
+        tell(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
+        Ok(row)
+    });
+    rows.collect()
+}
+
+fn policy_of(
+    contender: Contender,
+    bounds: Option<&Bounds>,
+    start: usize,
+    trace: &Trace,
+) -> Result<Box<dyn Policy>> {
+    let known = |contender: &str| {
+        anyhow::anyhow!(
+            "{contender} needs a trace that is there before the run: phases=wall-clock is not"
+        )
+    };
+    Ok(match contender {
+        Contender::Policy(spec) => spec.build(),
+        Contender::BestStatic => {
+            let bounds = bounds.ok_or_else(|| known("best-static"))?;
+            Box::new(Static(Cutoff::Count(bounds.hindsight.best_static_count as u32)))
+        }
+        Contender::Oracle => {
+            let bounds = bounds.ok_or_else(|| known("oracle"))?;
+            let mut counts = bounds.hindsight.oracle_counts.clone();
+            // Rounds in which nobody was there have no count, and are left out of replays as well.
+            let there = |round: usize| trace.row(round).any(|cell| cell.bound().is_some());
+            counts.rotate_left((0..start).filter(|&round| there(round)).count());
+            Box::new(Scripted::new("oracle", counts))
+        }
+    })
+}
+
+fn row(
+    contender: Contender,
+    seed: u64,
+    trace: &Trace,
+    replay: &Replay,
+    bounds: &Bounds,
+    outcome: Outcome,
+) -> Row {
+    let rate = outcome.rate(replay.overhead);
+    let rounds = outcome.rounds.len();
+    let Hindsight { full_rate, best_static_count, best_static_rate, .. } = bounds.hindsight;
+    let accepted: f64 = outcome.rounds.iter().map(|round| round.accepted).sum();
+    let there: usize = (0..trace.rounds())
+        .map(|round| trace.row(round).filter(|cell| cell.bound().is_some()).count())
+        .sum();
+    Row {
+        trace: trace.name().to_owned(),
+        policy: contender.to_string(),
+        seed,
+        workers: trace.workers().len(),
+        rounds,
+        rate,
+        of_oracle: rate / bounds.oracle_rate,
+        of_best_static: rate / best_static_rate,
+        of_full: rate / full_rate,
+        variation: variation(&outcome, replay.overhead),
+        accepted_share: accepted / there.max(1) as f64,
+        full_rate,
+        best_static_count,
+        best_static_rate,
+        oracle_rate: bounds.oracle_rate,
+        overhead: replay.overhead,
+        straggler: replay.straggler,
+        decide_us_p99: outcome.cost.p99().as_secs_f64() * 1e6,
+        decide_cpu_us_per_round: outcome.cost.total.as_secs_f64() * 1e6 / rounds.max(1) as f64,
+        outcome,
+    }
+}
+
+/// How much the rounds' own rates vary: standard deviation over mean.
+fn variation(outcome: &Outcome, overhead: f64) -> f64 {
+    let rates: Vec<f64> =
+        outcome.rounds.iter().map(|r| r.accepted / (r.seconds + overhead).max(1e-12)).collect();
+    let n = rates.len().max(1) as f64;
+    let mean = rates.iter().sum::<f64>() / n;
+    let variance = rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / n;
+    if mean > 0.0 { variance.sqrt() / mean } else { 0.0 }
+}
