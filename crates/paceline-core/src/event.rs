@@ -198,6 +198,8 @@ pub enum LeaveReason {
     Silent(Duration),
     /// It broke the protocol or sent what cannot be used.
     Misbehaved(String),
+    /// Its gradient or loss is not finite: it is at fault, or the training diverges.
+    NotFinite(String),
 }
 
 impl fmt::Display for LeaveReason {
@@ -206,7 +208,7 @@ impl fmt::Display for LeaveReason {
             LeaveReason::Finished => write!(f, "finished"),
             LeaveReason::Disconnected => write!(f, "its connection ended"),
             LeaveReason::Silent(d) => write!(f, "silent for {:.1} s", d.as_secs_f64()),
-            LeaveReason::Misbehaved(what) => write!(f, "{what}"),
+            LeaveReason::Misbehaved(what) | LeaveReason::NotFinite(what) => write!(f, "{what}"),
         }
     }
 }
@@ -267,6 +269,8 @@ pub enum StopReason {
         /// How long it waited for more.
         grace: Duration,
     },
+    /// No worker has a finite gradient from this version, or it is not finite itself.
+    Diverged(Version),
     /// A shard or the server itself failed.
     Failed(String),
 }
@@ -274,7 +278,10 @@ pub enum StopReason {
 impl StopReason {
     /// Whether the run did what it was asked to (or was asked to stop).
     pub fn is_success(&self) -> bool {
-        !matches!(self, StopReason::QuorumLost { .. } | StopReason::Failed(_))
+        !matches!(
+            self,
+            StopReason::QuorumLost { .. } | StopReason::Diverged(_) | StopReason::Failed(_)
+        )
     }
 }
 
@@ -290,6 +297,11 @@ impl fmt::Display for StopReason {
                 f,
                 "quorum lost: {live} live workers, {quorum} needed, waited {:.1} s for more",
                 grace.as_secs_f64()
+            ),
+            StopReason::Diverged(version) => write!(
+                f,
+                "training diverged: parameters or gradients are not finite at {version}; lower the \
+                 learning rate"
             ),
             StopReason::Failed(what) => write!(f, "{what}"),
         }

@@ -1,9 +1,12 @@
 //! Checkpoints written beside the run, never in its way.
 
-use std::path::PathBuf;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use paceline_core::Version;
-use paceline_params::{Block, Checkpoint, checkpoint};
+use paceline_params::{Block, Checkpoint, FlatVec, all_finite, checkpoint};
 
 use crate::{
     config::{CheckpointConfig, SavedState, ServerConfig},
@@ -33,12 +36,34 @@ pub(crate) fn describe(
     }
 }
 
-/// Writes and prunes; blocks, so it runs on a thread of its own.
-pub(crate) fn write(config: &CheckpointConfig, described: &Checkpoint) -> Result<PathBuf, String> {
+/// Writes and prunes; blocks, so it runs on a thread of its own. What is not finite is not
+/// written: it would take the place of something good. Whether a version is good is known when
+/// somebody has computed from it; until then one more is kept.
+pub(crate) fn write(
+    config: &CheckpointConfig,
+    described: &Checkpoint,
+) -> Result<Option<PathBuf>, String> {
+    let vectors = std::iter::once(&described.params).chain(&described.slots);
+    if !vectors.flat_map(FlatVec::pieces).all(|piece| all_finite(piece).is_ok()) {
+        return Ok(None);
+    }
     let path = checkpoint::write(&config.dir, described).map_err(|error| error.to_string())?;
-    if let Err(error) = checkpoint::prune(&config.dir, config.keep) {
+    prune(config, config.keep + 1);
+    Ok(Some(path))
+}
+
+/// Removes all but the newest.
+pub(crate) fn prune(config: &CheckpointConfig, keep: usize) {
+    if let Err(error) = checkpoint::prune(&config.dir, keep) {
         // The new one is safe; old ones are only in the way.
         tracing::warn!("failed to remove old checkpoints: {error}");
     }
-    Ok(path)
+}
+
+/// Takes back a checkpoint that turned out to be of no use, if there is another.
+pub(crate) fn withdraw(config: &CheckpointConfig, path: &Path) {
+    let others = checkpoint::list(&config.dir).is_ok_and(|all| all.len() > 1);
+    if others && let Err(error) = fs::remove_dir_all(path) {
+        tracing::warn!("failed to remove the checkpoint {}: {error}", path.display());
+    }
 }

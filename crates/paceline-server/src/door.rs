@@ -27,7 +27,7 @@ use crate::{
     input::{Call, Ended, Input, ShardCall, leave_reason},
     shard::{
         LocalShard, ShardCommand,
-        data::DataConnection,
+        data::{DataConnection, DataError},
         link::{self, BlockShape},
     },
 };
@@ -192,9 +192,9 @@ impl Door {
         }
         let me = (worker, session);
         let connection = DataConnection::new(me, local.clone(), (reader, writer));
-        if let Err(error) = connection.serve().await {
-            (self.report)(Ended::Worker { worker, session, why: error.why() });
-        }
+        let report =
+            |error: &DataError| (self.report)(Ended::Worker { worker, session, why: error.why() });
+        connection.serve(report).await;
     }
 
     async fn shard<S>(

@@ -29,8 +29,8 @@ pub(crate) enum Input {
     Shard { index: u32, report: Result<ShardReport, String> },
     /// A version was measured, or could not be.
     Evaluated { version: Version, result: Result<Evaluation, String> },
-    /// A checkpoint is on disk, or is not.
-    Checkpointed { version: Version, result: Result<PathBuf, String> },
+    /// A checkpoint is on disk, or is not; `None` where it is not finite.
+    Checkpointed { version: Version, result: Result<Option<PathBuf>, String> },
 }
 
 /// A connection that is no more.

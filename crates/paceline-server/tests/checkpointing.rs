@@ -256,3 +256,79 @@ fn a_start_that_does_not_fit_the_run_is_refused_before_it_begins() {
     let error = refused(config, saved).to_string();
     assert!(error.contains("ledger of 1000 samples does not fit a data set of 1001"), "{error}");
 }
+
+/// Its first gradient and loss are as they should be.
+struct BlowsUp {
+    loaded: u32,
+    value: f32,
+    loss: f64,
+    /// What must be on disk before it computes its second.
+    saved: Option<PathBuf>,
+}
+
+impl BlowsUp {
+    fn boxed(value: f32, loss: f64, saved: Option<PathBuf>) -> Box<dyn Compute> {
+        Box::new(BlowsUp { loaded: 0, value, loss, saved })
+    }
+}
+
+impl Compute for BlowsUp {
+    fn load(&mut self, _: &[f32]) {
+        self.loaded += 1;
+        while self.loaded == 2 && !self.saved.as_ref().is_none_or(|path| path.is_dir()) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn gradient(&mut self, samples: &[u32], gradient: &mut [f32]) -> f64 {
+        let good = self.loaded == 1;
+        gradient.fill(if good { 1.0 } else { self.value });
+        if good { samples.len() as f64 } else { self.loss }
+    }
+}
+
+#[test]
+fn a_run_that_diverges_says_so_and_leaves_its_last_good_checkpoint() {
+    // Gradients from version 5, or only the loss, are not finite; or they are, and version 6 is not.
+    for (value, loss, rate, good) in
+        [(f32::NAN, 1.0, 0.1, 4), (1.0, f64::INFINITY, 0.1, 4), (f32::MAX / 8.0, 1.0, 1e9, 5)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = config(3);
+        config.limits.rounds = Some(4);
+        let saved = CheckpointConfig { dir: dir.path().to_owned(), every: 1, keep: 1 };
+        config.checkpoints = Some(saved);
+        run(config.clone(), common::start());
+        config.limits.rounds = None;
+        config.update.learning_rate = rate;
+        let server = Server::start(config, resume(&latest(dir.path())));
+        let worker = |wish| {
+            let saved = Some(dir.path().join("round-00000005"));
+            server.worker_with(wish, "", move || BlowsUp::boxed(value, loss, saved))
+        };
+        let workers: Workers = (0..3).map(worker).collect();
+        let (outcome, _) = server.join();
+        let reason = outcome.unwrap().reason;
+        assert!(matches!(reason, StopReason::Diverged(_)), "{reason}");
+        assert!(reason.to_string().contains("lower the learning rate"), "{reason}");
+        drop(workers);
+        let left = resume(&latest(dir.path()));
+        assert_eq!(left.version, Version(good), "with {value} {loss}");
+        assert!(left.params.pieces().flatten().all(|value| value.is_finite()));
+    }
+}
+
+#[test]
+fn one_worker_that_blows_up_among_others_is_shown_out_and_the_run_goes_on() {
+    let mut config = config(3);
+    config.limits.rounds = Some(20);
+    let server = Server::start(config, common::start());
+    let honest = [server.worker(0), server.worker(1)];
+    let rogue = server.worker_with(2, "", || BlowsUp::boxed(f32::NAN, 1.0, None));
+    let outcome = server.join().0.unwrap();
+    assert_eq!((outcome.reason, outcome.rounds), (StopReason::Rounds, 20));
+    assert!(rogue.join().unwrap().unwrap_err().to_string().contains("not finite"));
+    for worker in honest {
+        worker.join().unwrap().unwrap();
+    }
+}

@@ -7,6 +7,7 @@ use std::{
         mpsc::{self, RecvTimeoutError},
     },
     thread,
+    time::Duration,
 };
 
 use paceline_core::WorkerId;
@@ -60,6 +61,9 @@ pub enum WorkerError {
     #[error("failed at a shard: {0}")]
     Data(#[from] FrameError),
 }
+
+/// How long a worker that lost a shard waits for the coordinator to say why.
+const LAST_WORD: Duration = Duration::from_secs(1);
 
 type Reader = BlockingReader<Box<dyn Read + Send>>;
 type Writer = BlockingWriter<Box<dyn Write + Send>>;
@@ -135,8 +139,9 @@ fn work(bench: &mut Bench<'_>, voice: &Voice) -> Result<Tally, WorkerError> {
         match bench.work(task, &|message| voice.say(message)) {
             Ok(Ended::Pushed) => tally.finished += 1,
             Ok(Ended::Aborted(_)) => tally.aborted += 1,
-            // At the end of a run connections close in any order.
-            Err(error) => match bench.mailbox.stopped() {
+            // At the end of a run connections close in any order; and what a shard found wrong, the
+            // coordinator should hear from it before it hears goodbye.
+            Err(error) => match bench.mailbox.stopped(LAST_WORD) {
                 true => break Ok(()),
                 false => break Err(error.into()),
             },

@@ -1,6 +1,9 @@
 //! What the coordinator has said and the worker has not acted on yet.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use paceline_core::{SampleRange, Version, WorkerId};
 use paceline_wire::message::ToWorker;
@@ -99,9 +102,12 @@ impl Mailbox {
         }
     }
 
-    /// Whether the run is over as far as this worker knows.
-    pub(crate) fn stopped(&self) -> bool {
-        matches!(self.lock().stop, Some(Ok(_)))
+    /// Whether the run is over, as the coordinator says within `patience`.
+    pub(crate) fn stopped(&self, patience: Duration) -> bool {
+        let untold = |state: &mut State| state.stop.is_none();
+        let waited = self.changed.wait_timeout_while(self.lock(), patience, untold);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        matches!(state.stop, Some(Ok(_)))
     }
 
     /// Rounds that closed while this worker was there, and those its work was used in.

@@ -168,7 +168,7 @@ impl Session {
         }
         recorded?;
         Ok(match outcome.reason {
-            StopReason::Failed(_) => ExitCode::FAILURE,
+            StopReason::Failed(_) | StopReason::Diverged(_) => ExitCode::FAILURE,
             StopReason::QuorumLost { .. } => ExitCode::from(3),
             StopReason::Interrupted => ExitCode::from(130),
             _ => ExitCode::SUCCESS,

@@ -20,7 +20,7 @@ Examples:
   paceline train run.toml --seed 7 --json            settings from a file, summary as JSON
   paceline train --resume cnn-001 --epochs 10        go on with a run
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 quorum lost, 130 interrupted.";
+Exit codes: 0 done, 1 failed or diverged, 2 wrong usage, 3 quorum lost, 130 interrupted.";
 
 pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     let others = Others { own_workers: true, remote_shards: false, token: None };

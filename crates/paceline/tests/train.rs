@@ -132,6 +132,18 @@ fn ctrl_c_writes_a_checkpoint_and_resuming_gives_the_bits_of_an_undisturbed_run(
 }
 
 #[test]
+fn a_run_that_diverges_says_what_to_do_and_resumes_from_what_was_good() {
+    let place = Place::new();
+    let args = "train --model mlp --workers 2 --rounds 5 --checkpoint-every 1 --name wild";
+    place.run(args).ok();
+    let wild = place.run("train --resume wild --rounds 500 --lr 1e30");
+    wild.failed(1, &["training diverged", "lower the learning rate"]);
+    let tame = place.run("train --resume wild --rounds 12 --lr 0.01 --json").ok().json();
+    assert_eq!(tame["version"], 12);
+    assert!(tame["test_loss"].is_number() && tame["loss"].is_number(), "{tame}");
+}
+
+#[test]
 fn flags_on_a_resume_are_checked_against_the_run_and_not_the_defaults() {
     let place = Place::new();
     place.run("train --model softmax --workers 6 --rounds 3 --name six").ok();

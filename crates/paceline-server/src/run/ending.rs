@@ -6,7 +6,10 @@ use paceline_wire::message::{FromWorker, ToShard, ToWorker};
 use tokio::{sync::mpsc::UnboundedReceiver, time::timeout};
 
 use super::{Evaluation, PARTING, Run};
-use crate::input::{Ended, Input};
+use crate::{
+    checkpoints,
+    input::{Ended, Input},
+};
 
 /// What became of a run.
 #[derive(Debug, Clone)]
@@ -39,6 +42,13 @@ impl Run {
         self.stop.get_or_insert(reason);
     }
 
+    /// Nothing good comes of `version`; whatever else would have ended the run.
+    pub(super) fn diverged(&mut self, version: Version) {
+        if !matches!(self.stop, Some(StopReason::Failed(_))) {
+            self.stop = Some(StopReason::Diverged(version));
+        }
+    }
+
     /// Whether everything begun is finished: the update, the last checkpoint, the last measurement.
     pub(super) fn is_settled(&mut self) -> bool {
         if let Some(StopReason::Failed(_)) = self.stop {
@@ -49,18 +59,32 @@ impl Run {
             return false;
         }
         let version = self.progress.version;
+        let diverged = matches!(self.stop, Some(StopReason::Diverged(_)));
         let measured = self.progress.evaluation.is_some_and(|(at, _)| at == version);
         let hurried =
             matches!(self.stop, Some(StopReason::Interrupted | StopReason::QuorumLost { .. }));
-        let evaluate = self.evaluator.is_some() && !measured && !hurried;
-        let saved = self.progress.checkpointed == Some(version);
-        let checkpoint = self.config.checkpoints.is_some() && !saved;
+        let evaluate = self.evaluator.is_some() && !measured && !hurried && !diverged;
+        let saved = self.progress.checkpointed.as_ref().is_some_and(|(at, _)| *at == version);
+        let checkpoint = self.config.checkpoints.is_some() && !saved && !diverged;
         let hashed = self.progress.param_hash.is_some_and(|(at, _)| at == version);
         if evaluate || checkpoint || !hashed {
             self.take_snapshot(evaluate, checkpoint);
             return false;
         }
+        match diverged {
+            true => self.withdraw(),
+            false => self.config.checkpoints.iter().for_each(|c| checkpoints::prune(c, c.keep)),
+        }
         true
+    }
+
+    /// What this process saved of the version that nobody could compute from is of no use.
+    fn withdraw(&mut self) {
+        let version = self.progress.version;
+        let saved = self.progress.checkpointed.take().filter(|(at, _)| *at == version);
+        if let Some(((_, path), config)) = saved.zip(self.config.checkpoints.as_ref()) {
+            checkpoints::withdraw(config, &path);
+        }
     }
 
     pub(super) fn conclude(&mut self) -> Outcome {

@@ -1,7 +1,7 @@
 //! Who comes, what they say, and how they go.
 
 use paceline_core::{
-    Blocks, Contribution, EventKind, LeaveReason, ShardId, Time, Version, WorkerId,
+    Blocks, Contribution, EventKind, LeaveReason, MachineError, ShardId, Time, Version, WorkerId,
 };
 use paceline_params::Block;
 use paceline_wire::message::{FromShard, FromWorker, Job, ToShard, ToWorker};
@@ -52,7 +52,9 @@ impl Run {
         let now = self.now();
         let heard = match message {
             FromWorker::Heartbeat => Ok(()),
-            FromWorker::Ready { samples } => self.join(worker, samples),
+            FromWorker::Ready { samples } => {
+                self.join(worker, samples).map_err(LeaveReason::Misbehaved)
+            }
             FromWorker::Progress { base, done } => {
                 self.core.handle_progress(worker, base, done);
                 Ok(())
@@ -65,15 +67,15 @@ impl Run {
                 let aborted = self.core.handle_aborted(worker, base, done, now);
                 self.shards.discard(worker, base);
                 self.release(worker, base);
-                aborted.map_err(|error| error.to_string())
+                aborted.map_err(fault)
             }
             FromWorker::Bye => {
                 self.leave(worker, LeaveReason::Finished);
                 Ok(())
             }
         };
-        if let Err(error) = heard {
-            self.leave(worker, LeaveReason::Misbehaved(error));
+        if let Err(why) = heard {
+            self.leave(worker, why);
         }
         self.act();
     }
@@ -90,9 +92,9 @@ impl Run {
         joined.map_err(|error| error.to_string())
     }
 
-    fn done(&mut self, contribution: Contribution) -> Result<(), String> {
+    fn done(&mut self, contribution: Contribution) -> Result<(), LeaveReason> {
         let (now, worker, base) = (self.now(), contribution.worker, contribution.base);
-        self.core.handle_done(contribution, now).map_err(|error| error.to_string())?;
+        self.core.handle_done(contribution, now).map_err(fault)?;
         if self.slots.request(worker, base) {
             self.workers.send(worker, &ToWorker::Push { base });
         }
@@ -123,7 +125,7 @@ impl Run {
             Ok(true) => {}
             // Other shards may hold their parts of what was given up, and wait for these.
             Ok(false) => self.shards.discard(worker, base),
-            Err(error) => self.leave(worker, LeaveReason::Misbehaved(error.to_string())),
+            Err(error) => self.leave(worker, fault(error)),
         }
         self.act();
     }
@@ -144,13 +146,15 @@ impl Run {
 
     /// Everything of a worker goes: its connections, its place, what is staged of it.
     pub(super) fn leave(&mut self, worker: WorkerId, why: LeaveReason) {
-        if let LeaveReason::Misbehaved(error) = &why {
+        if let LeaveReason::Misbehaved(error) | LeaveReason::NotFinite(error) = &why {
             self.workers.send(worker, &ToWorker::Expelled(error.clone()));
         }
         let name = self.workers.remove(worker);
         self.liveness.forget(worker);
         self.release(worker, Version(u64::MAX));
         let now = self.now();
+        let blown = matches!(why, LeaveReason::NotFinite(_));
+        self.doubtful |= blown && self.core.machine().is_working(worker);
         match self.core.handle_leave(worker, why.clone(), now) {
             Ok(()) => self.act(),
             Err(_) => {
@@ -159,6 +163,9 @@ impl Run {
             }
         }
         self.shards.send_all(&ToShard::Forget { worker });
+        if self.doubtful && self.core.machine().live().len() == 0 {
+            self.diverged(self.progress.version);
+        }
     }
 
     pub(super) fn release(&mut self, worker: WorkerId, base: Version) {
@@ -184,5 +191,13 @@ impl Run {
         if let Some((index, silence)) = silent.iter().find(|(_, silence)| *silence > patience) {
             self.fail(format!("shard {index} was silent for {:.1} s", silence.as_secs_f64()));
         }
+    }
+}
+
+/// Why a worker must go whose report cannot be true.
+fn fault(error: MachineError) -> LeaveReason {
+    match error {
+        MachineError::BadLoss { .. } => LeaveReason::NotFinite(error.to_string()),
+        error => LeaveReason::Misbehaved(error.to_string()),
     }
 }

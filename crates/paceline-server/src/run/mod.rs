@@ -7,6 +7,7 @@ mod updating;
 
 use std::{
     future::Future,
+    path::PathBuf,
     sync::{Arc, Mutex, OnceLock, mpsc},
     time::{Duration, Instant},
 };
@@ -192,6 +193,9 @@ struct Run {
     /// Background work that has not reported back.
     evaluating: bool,
     checkpointing: bool,
+    /// In the open round somebody was shown out for values that are not finite, and nobody has
+    /// arrived.
+    doubtful: bool,
     stop: Option<StopReason>,
     step: u64,
     first_version: Version,
@@ -208,7 +212,7 @@ struct Progress {
     /// Sum of the loss over the samples accepted into the open round.
     open_loss: f64,
     evaluation: Option<(Version, Evaluation)>,
-    checkpointed: Option<Version>,
+    checkpointed: Option<(Version, PathBuf)>,
     param_hash: Option<(Version, ParamHash)>,
     samples_before: u64,
     next_evaluation: u64,
@@ -257,6 +261,7 @@ impl Run {
             evaluator: evaluator.map(|evaluator| Arc::new(Mutex::new(evaluator))),
             evaluating: false,
             checkpointing: false,
+            doubtful: false,
             stop: None,
             step: start.step,
             first_version: start.version,
@@ -384,10 +389,11 @@ impl Run {
             Input::Checkpointed { version, result } => {
                 self.checkpointing = false;
                 match result {
-                    Ok(path) => {
-                        self.progress.checkpointed = Some(version);
+                    Ok(Some(path)) => {
+                        self.progress.checkpointed = Some((version, path.clone()));
                         self.emit(EventKind::Checkpointed { version, path });
                     }
+                    Ok(None) => self.diverged(version),
                     Err(error) => self.fail(format!("failed to write a checkpoint: {error}")),
                 }
             }
@@ -410,6 +416,7 @@ impl Run {
                 EventKind::RoundStarted { round, work } => {
                     self.progress.began.get_or_insert(event.at);
                     self.progress.open_loss = 0.0;
+                    self.doubtful = false;
                     for work in work {
                         self.give(work, round.base());
                     }
@@ -417,6 +424,7 @@ impl Run {
                 EventKind::Enlisted { round, work } => self.give(work, round.base()),
                 EventKind::Arrived { worker, base, loss, .. } => {
                     self.progress.open_loss += loss;
+                    self.doubtful = false;
                     self.shards.send_all(&ToShard::Accept { worker: *worker, base: *base });
                     self.release(*worker, *base);
                 }

@@ -75,6 +75,7 @@ impl Run {
         if evaluate {
             self.evaluate(version, &blocks);
         }
+        let checkpoint = checkpoint.filter(|_| !matches!(self.stop, Some(StopReason::Diverged(_))));
         if let Some(state) = checkpoint {
             self.checkpoint(version, step, &blocks, &state);
         }

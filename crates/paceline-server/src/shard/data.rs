@@ -45,6 +45,7 @@ impl DataError {
         match self {
             DataError::Frame(error) => leave_reason(error),
             DataError::Stopped => LeaveReason::Disconnected,
+            DataError::NotFinite { .. } => LeaveReason::NotFinite(self.to_string()),
             error => LeaveReason::Misbehaved(error.to_string()),
         }
     }
@@ -80,20 +81,20 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         DataConnection { worker, session, store, shard, reader, writer, last: None, turn }
     }
 
-    /// Serves until the worker closes the connection or is no longer let in; says what was wrong
-    /// before giving up on it.
-    pub(crate) async fn serve(mut self) -> Result<(), DataError> {
+    /// Serves until the worker closes the connection or is no longer let in. What is wrong with it
+    /// is reported before it is told: what it does then must not be heard first.
+    pub(crate) async fn serve(mut self, report: impl FnOnce(&DataError)) {
         let (store, worker, session) = (Arc::clone(&self.store), self.worker, self.session);
         let outcome = tokio::select! {
             outcome = self.exchange() => outcome,
-            () = store.admission(worker, session, false) => return Ok(()),
+            () = store.admission(worker, session, false) => return,
         };
-        if let Err(error) = &outcome {
+        if let Err(error) = outcome {
+            report(&error);
             // The worker may be past hearing it.
             let error = FromData::Error(error.to_string());
             let _ = timeout(self.store.patience, self.writer.message(&error)).await;
         }
-        outcome
     }
 
     async fn exchange(&mut self) -> Result<(), DataError> {

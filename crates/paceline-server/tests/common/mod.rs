@@ -210,7 +210,10 @@ impl Server {
 pub fn names(event: &EventKind, error: &str) -> bool {
     match event {
         EventKind::ConnectionClosed { error: said, .. } => said.contains(error),
-        EventKind::WorkerLeft { why: LeaveReason::Misbehaved(said), .. } => said.contains(error),
+        EventKind::WorkerLeft {
+            why: LeaveReason::Misbehaved(said) | LeaveReason::NotFinite(said),
+            ..
+        } => said.contains(error),
         _ => false,
     }
 }
