@@ -7,19 +7,30 @@ use std::{
 };
 
 use paceline_core::{
-    Blocks, Contribution, Coordinator, CutReason, Decision, Event, EventKind, LeaveReason, Ledger,
-    Policy, Round, RoundConfig, RoundView, ShardId, Straggler, Time, Version, WorkerId,
+    BlockClose, Blocks, Contribution, Coordinator, CutReason, Decision, Event, EventKind,
+    LeaveReason, Ledger, Phase, Policy, Round, RoundConfig, RoundView, SampleRange, ShardId,
+    Straggler, Time, Version, WorkerId,
 };
-use proptest::prelude::*;
+use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 
 const SHARDS: u32 = 3;
 const WORKERS: u32 = 5;
 const SAMPLES: u32 = 97;
 
+const BLOCKS: u32 = 4;
+const MICRO_BATCHES: u32 = 4;
+const EPOCHS: u32 = 4;
+
 #[derive(Debug, Clone)]
 enum Step {
     Join(u32),
     Leave(u32),
+    /// All that is missing of what the worker has in hand; past a cut, with salvage, so many of its
+    /// micro-batches.
+    Finish {
+        worker: u32,
+        micro_batches: u32,
+    },
     /// A shard reports its part of what the worker has in hand, or had before that.
     Stage {
         worker: u32,
@@ -42,14 +53,16 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let worker = 0..WORKERS;
     prop_oneof![
-        2 => worker.clone().prop_map(Step::Join),
+        4 => worker.clone().prop_map(Step::Join),
         1 => worker.clone().prop_map(Step::Leave),
-        12 => (worker.clone(), 0..SHARDS, prop::bool::weighted(0.1))
+        16 => (worker.clone(), 1..=MICRO_BATCHES)
+            .prop_map(|(worker, micro_batches)| Step::Finish { worker, micro_batches }),
+        6 => (worker.clone(), 0..SHARDS, prop::bool::weighted(0.1))
             .prop_map(|(worker, shard, before)| Step::Stage { worker, shard, before }),
-        6 => (worker.clone(), prop::bool::weighted(0.1))
+        3 => (worker.clone(), prop::bool::weighted(0.1))
             .prop_map(|(worker, before)| Step::Done { worker, before }),
         1 => (worker, any::<bool>()).prop_map(|(worker, before)| Step::Abort { worker, before }),
-        4 => Just(Step::Publish),
+        8 => Just(Step::Publish),
         2 => (1..200u64).prop_map(Step::Wait),
     ]
 }
@@ -59,6 +72,8 @@ struct Impatient {
     count: usize,
     lag: u64,
     grace: Duration,
+    /// Closes the first blocks when the first has arrived.
+    by_block: bool,
 }
 
 impl Policy for Impatient {
@@ -71,6 +86,10 @@ impl Policy for Impatient {
         if view.arrivals.len() >= self.count || view.now >= deadline {
             return Decision::cut(CutReason::Count { wanted: self.count as u32 });
         }
+        if self.by_block && view.arrivals.len() == 1 {
+            let blocks = Blocks::Only(BTreeSet::from([0, 2]));
+            return Decision::Cut { blocks, reason: CutReason::Deadline };
+        }
         Decision::Wait { until: Some(deadline), arrivals: 1 }
     }
 
@@ -78,19 +97,25 @@ impl Policy for Impatient {
         self.lag
     }
 
+    fn closes_by_block(&self) -> bool {
+        self.by_block
+    }
+
     fn grace(&mut self, _: &RoundView<'_>) -> Duration {
         self.grace
     }
 }
 
-/// What an onlooker knows: who was given which samples, what each shard was told to fold.
+/// What an onlooker knows: who was given which samples, what each shard holds, who has arrived.
 #[derive(Default)]
 struct Onlooker {
-    given: BTreeMap<(WorkerId, Version), paceline_core::SampleRange>,
-    /// Per shard: what it holds staged, and what it was told to fold, by round.
+    given: BTreeMap<(WorkerId, Version), SampleRange>,
+    /// What each shard holds staged.
     staged: Vec<BTreeSet<(WorkerId, Version)>>,
-    folded: Vec<BTreeMap<Round, BTreeSet<(WorkerId, Version)>>>,
+    /// The open round's arrivals, in order: who, with what weight, of which samples.
+    arrived: Vec<(WorkerId, f64, SampleRange)>,
     counted: BTreeSet<(WorkerId, Version)>,
+    cut: BTreeSet<Round>,
     closed: BTreeSet<Round>,
     used: BTreeMap<u32, Vec<bool>>,
     used_weight: f64,
@@ -98,16 +123,13 @@ struct Onlooker {
 
 impl Onlooker {
     fn new() -> Self {
-        Onlooker {
-            staged: vec![BTreeSet::new(); SHARDS as usize],
-            folded: vec![BTreeMap::new(); SHARDS as usize],
-            ..Onlooker::default()
-        }
+        Onlooker { staged: vec![BTreeSet::new(); SHARDS as usize], ..Onlooker::default() }
     }
 
     fn see(&mut self, event: &Event) {
         match &event.kind {
             EventKind::RoundStarted { round, work } => {
+                assert!(self.arrived.is_empty(), "a round begins with nobody in it");
                 for work in work {
                     self.given.insert((work.worker, round.base()), work.range);
                 }
@@ -115,32 +137,55 @@ impl Onlooker {
             EventKind::Enlisted { round, work } => {
                 self.given.insert((work.worker, round.base()), work.range);
             }
-            EventKind::Arrived { round, base, worker, .. } => self.arrived(*round, *base, *worker),
+            EventKind::Arrived { round, base, worker, weight, .. } => {
+                assert!(!self.closed.contains(round), "closed accepts nothing");
+                self.arrived(*base, *worker, *weight);
+            }
+            EventKind::Cut { round, .. } => assert!(self.cut.insert(*round), "{round} cut twice"),
             EventKind::Closed { round, closes, .. } => {
-                assert!(self.closed.insert(*round), "{round} closed twice");
-                for folded in &self.folded {
-                    let folded: Vec<WorkerId> =
-                        folded.get(round).into_iter().flatten().map(|&(w, _)| w).collect();
-                    let members: Vec<WorkerId> = closes[0].members.iter().map(|m| m.0).collect();
-                    assert_eq!(folded, members, "membership is equal on every shard");
-                }
-                self.used_weight += closes[0].weight();
+                assert!(self.cut.contains(round) && self.closed.insert(*round), "{round}");
+                self.closed(closes);
             }
             _ => {}
         }
     }
 
-    fn arrived(&mut self, round: Round, base: Version, worker: WorkerId) {
-        assert!(!self.closed.contains(&round), "closed accepts nothing");
+    fn arrived(&mut self, base: Version, worker: WorkerId, weight: f64) {
         assert!(self.counted.insert((worker, base)), "{worker} {base} counted twice");
-        for shard in 0..SHARDS as usize {
-            assert!(self.staged[shard].remove(&(worker, base)), "half a contribution was counted");
-            self.folded[shard].entry(round).or_default().insert((worker, base));
+        for staged in &mut self.staged {
+            assert!(staged.remove(&(worker, base)), "half a contribution was counted");
         }
-        let range = self.given[&(worker, base)];
-        let epoch = self.used.entry(range.epoch).or_insert_with(|| vec![false; SAMPLES as usize]);
-        for sample in &mut epoch[range.start as usize..range.end as usize] {
-            assert!(!std::mem::replace(sample, true), "a sample of {range} was used twice");
+        let given = self.given[&(worker, base)];
+        let range = SampleRange { end: given.start + weight as u32, ..given };
+        assert!(range.end <= given.end, "more than was given");
+        self.arrived.push((worker, weight, range));
+    }
+
+    /// Every block closes once; those that close early do with the first who arrived, the others
+    /// with all.
+    fn closed(&mut self, closes: &[BlockClose]) {
+        let arrived = std::mem::take(&mut self.arrived);
+        let members = |count: usize| {
+            let mut members: Vec<(WorkerId, f64)> =
+                arrived[..count].iter().map(|&(worker, weight, _)| (worker, weight)).collect();
+            members.sort_by_key(|&(worker, _)| worker);
+            members
+        };
+        for block in 0..BLOCKS {
+            let of = |close: &&BlockClose| close.blocks.contains(block);
+            let mine: Vec<&BlockClose> = closes.iter().filter(of).collect();
+            assert_eq!(mine.len(), 1, "block {block} closes once");
+            let early = closes.len() > 1 && (block == 0 || block == 2);
+            let count = if early { mine[0].members.len() } else { arrived.len() };
+            assert_eq!(mine[0].members, members(count), "block {block} of {closes:?}");
+        }
+        for (_, weight, range) in arrived {
+            self.used_weight += weight;
+            let fresh = || vec![false; SAMPLES as usize];
+            let epoch = self.used.entry(range.epoch).or_insert_with(fresh);
+            for sample in &mut epoch[range.start as usize..range.end as usize] {
+                assert!(!std::mem::replace(sample, true), "a sample of {range} was used twice");
+            }
         }
     }
 }
@@ -150,6 +195,7 @@ struct World {
     onlooker: Onlooker,
     now: Time,
     live: BTreeSet<u32>,
+    salvage: bool,
     /// The last two pieces of work each worker was given.
     hands: BTreeMap<u32, [Option<(Version, u32)>; 2]>,
 }
@@ -171,17 +217,10 @@ impl World {
             Step::Stage { worker, shard, before } => self.stage(worker, shard, before),
             Step::Done { worker, before } => {
                 if let Some((base, samples)) = self.hand(worker, before) {
-                    let contribution = Contribution {
-                        worker: WorkerId(worker),
-                        base,
-                        weight: f64::from(samples),
-                        loss: 0.5,
-                        blocks: Blocks::All,
-                    };
-                    // A report of work it no longer has is refused, and costs nothing.
-                    let _ = self.coordinator.handle_done(contribution, self.now);
+                    self.done(worker, base, samples);
                 }
             }
+            Step::Finish { worker, micro_batches } => self.finish(worker, micro_batches),
             Step::Abort { worker, before } => {
                 let Some((base, _)) = self.hand(worker, before) else { return };
                 let worker = WorkerId(worker);
@@ -201,6 +240,26 @@ impl World {
             self.onlooker.see(&event);
         }
         assert!(self.coordinator.ledger().report().balanced, "after {step:?}");
+    }
+
+    fn done(&mut self, worker: u32, base: Version, samples: u32) {
+        let (worker, weight) = (WorkerId(worker), f64::from(samples));
+        let contribution = Contribution { worker, base, weight, loss: 0.5, blocks: Blocks::All };
+        // A report of work it no longer has is refused, and costs nothing.
+        let _ = self.coordinator.handle_done(contribution, self.now);
+    }
+
+    fn finish(&mut self, worker: u32, micro_batches: u32) {
+        let Some((base, samples)) = self.hand(worker, false) else { return };
+        let cut = matches!(self.coordinator.machine().phase(), Phase::Cut { .. });
+        let done = match self.salvage && cut {
+            true => (samples * micro_batches / MICRO_BATCHES).max(1),
+            false => samples,
+        };
+        self.done(worker, base, done);
+        for shard in 0..SHARDS {
+            self.stage(worker, shard, false);
+        }
     }
 
     fn hand(&self, worker: u32, before: bool) -> Option<(Version, u32)> {
@@ -229,43 +288,109 @@ impl World {
     }
 }
 
+#[derive(Debug, Clone)]
+struct Case {
+    steps: Vec<Step>,
+    quorum: usize,
+    count: usize,
+    lag: u64,
+    grace: u64,
+    by_block: bool,
+    straggler: Straggler,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let straggler =
+        prop::sample::select(vec![Straggler::Abort, Straggler::Finish, Straggler::Salvage]);
+    (
+        prop::collection::vec(step(), 0..400),
+        1..3usize,
+        1..5usize,
+        prop_oneof![3 => Just(0u64), 1 => 1..3u64],
+        prop_oneof![1 => Just(0u64), 1 => 1..300u64],
+        prop::bool::weighted(0.3),
+        straggler,
+    )
+        .prop_map(|(steps, quorum, count, lag, grace, by_block, straggler)| Case {
+            steps,
+            quorum,
+            count,
+            lag,
+            grace,
+            by_block,
+            straggler,
+        })
+}
+
+/// Plays a case out, with everything checked on the way.
+fn play(case: &Case) -> World {
+    let config = RoundConfig {
+        quorum: case.quorum,
+        expected: 2,
+        straggler: case.straggler,
+        micro_batches: MICRO_BATCHES,
+        blocks: BLOCKS,
+        ..RoundConfig::default()
+    };
+    let Case { count, lag, by_block, .. } = *case;
+    let grace = Duration::from_millis(case.grace);
+    let policy = Box::new(Impatient { count, lag, grace, by_block });
+    let ledger = Ledger::new(SAMPLES, Some(EPOCHS));
+    let mut world = World {
+        coordinator: Coordinator::new(config, policy, ledger, 8, SHARDS, Round(0)),
+        onlooker: Onlooker::new(),
+        now: Time::ZERO,
+        live: BTreeSet::new(),
+        salvage: case.straggler == Straggler::Salvage,
+        hands: BTreeMap::new(),
+    };
+    for worker in 0..2 {
+        world.apply(&Step::Join(worker));
+    }
+    for step in &case.steps {
+        world.apply(step);
+    }
+    world
+}
+
+/// Epochs of which an onlooker saw every sample used.
+fn complete(world: &World) -> u32 {
+    world.onlooker.used.values().take_while(|epoch| epoch.iter().all(|&used| used)).count() as u32
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_in_whatever_order_the_books_and_the_sums_are_right(
-        steps in prop::collection::vec(step(), 0..300),
-        quorum in 1..3usize,
-        count in 1..5usize,
-        lag in prop_oneof![3 => Just(0u64), 1 => 1..3u64],
-        grace in prop_oneof![3 => Just(0u64), 1 => 1..300u64],
-        finish in any::<bool>(),
-    ) {
-        let config = RoundConfig {
-            quorum,
-            expected: 2,
-            straggler: if finish { Straggler::Finish } else { Straggler::Abort },
-            ..RoundConfig::default()
-        };
-        let policy = Impatient { count, lag, grace: Duration::from_millis(grace) };
-        let ledger = Ledger::new(SAMPLES, Some(4));
-        let mut world = World {
-            coordinator: Coordinator::new(config, Box::new(policy), ledger, 8, SHARDS, Round(0)),
-            onlooker: Onlooker::new(),
-            now: Time::ZERO,
-            live: BTreeSet::new(),
-            hands: BTreeMap::new(),
-        };
-        for step in &steps {
-            world.apply(step);
-        }
-        let counts = world.coordinator.ledger().counts();
-        prop_assert_eq!(counts.used as f64, world.onlooker.used_weight);
-        let complete = world.onlooker.used.values().take_while(|e| e.iter().all(|&u| u)).count();
-        prop_assert!(world.coordinator.ledger().epochs() as usize <= complete);
+    fn whatever_happens_in_whatever_order_the_books_and_the_sums_are_right(case in case()) {
+        let world = play(&case);
+        let ledger = world.coordinator.ledger();
+        prop_assert_eq!(ledger.counts().used as f64, world.onlooker.used_weight);
+        prop_assert_eq!(ledger.epochs(), complete(&world));
 
         // What a checkpoint keeps, a resume can go on from, with nothing lost or used twice.
-        let resumed = Ledger::resume(&world.coordinator.ledger().state(), SAMPLES, Some(4));
+        let resumed = Ledger::resume(&ledger.state(), SAMPLES, Some(EPOCHS));
         prop_assert!(resumed.unwrap().report().balanced);
     }
+}
+
+#[test]
+fn the_cases_reach_what_they_are_about() {
+    let mut runner = TestRunner::deterministic();
+    let (mut rounds, mut some, mut epochs, mut early, mut parts) = (0, 0, 0, 0, 0);
+    for _ in 0..200 {
+        let case = case().new_tree(&mut runner).unwrap().current();
+        let world = play(&case);
+        let closed = world.onlooker.closed.len();
+        rounds += closed;
+        some += u32::from(closed >= 3);
+        epochs += u32::from(complete(&world) > 0);
+        early += u32::from(case.by_block && closed > 0);
+        let used = world.onlooker.used_weight;
+        parts += u32::from(case.straggler == Straggler::Salvage && used % 8.0 != 0.0);
+    }
+    assert!(rounds >= 200 * 8, "{rounds} rounds in 200 cases");
+    assert!(some >= 150, "several rounds in {some} of 200 cases");
+    assert!(epochs >= 80, "an epoch in {epochs} of 200 cases");
+    assert!(early >= 30 && parts >= 20, "blocks in {early} cases, parts in {parts}");
 }

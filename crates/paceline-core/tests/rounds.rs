@@ -1,11 +1,15 @@
 //! The life of a round, told as short scripts on simulated time.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use paceline_core::{
     Blocks, Contribution, Coordinator, CutReason, Decision, EventKind, LeaveReason, Ledger,
-    MachineError, Phase, Policy, Round, RoundConfig, RoundView, RunTime, ShardId, StopReason,
-    Straggler, Time, Version, WorkerId,
+    MachineError, Phase, Policy, Round, RoundConfig, RoundRecord, RoundView, RunTime, ShardId,
+    StopReason, Straggler, Time, Version, WorkerId,
 };
 
 /// Waits for a count; the least policy that can cut.
@@ -307,25 +311,37 @@ fn the_first_round_waits_for_the_expected_workers_but_not_for_ever() {
     s.wait(1_000).check(&["round 0: w0 w1"]);
 }
 
+/// The samples that a worker has in hand.
+fn hand(s: &Script, worker: u32) -> (u32, u32) {
+    let held = s.coordinator.ledger().held_by(WorkerId(worker)).last();
+    let (_, range) = held.expect("it was given work");
+    (range.start, range.end)
+}
+
+#[test]
+fn what_a_straggler_gives_back_goes_to_another_worker_first() {
+    let mut s = Script::new(2, First(1), RoundConfig::default());
+    assert_eq!(hand(&s, 1), (10, 20));
+    s.arrive(0, 0).publish();
+    assert_eq!((hand(&s, 0), hand(&s, 1)), ((10, 20), (20, 30)));
+    s.arrive(0, 1).publish();
+    assert_eq!((hand(&s, 0), hand(&s, 1)), ((20, 30), (30, 40)));
+}
+
 #[test]
 fn samples_dropped_too_often_are_waited_for() {
-    let mut s = Script::new(2, First(1), RoundConfig::default());
-    // Worker 1 always loses: its range goes to worker 0, so it is never dropped twice.
-    for base in 0..20 {
-        s.arrive(0, base).publish();
+    let mut s = Script::new(3, First(1), RoundConfig::default());
+    // Two ranges go back and forth between workers that lose three times.
+    for (winner, base) in [(0, 0), (2, 1), (2, 2)] {
+        s.arrive(winner, base).publish();
     }
-    assert!(s.log.iter().all(|line| !line.contains("all arrived")));
-    // Both lose alternately: no range is starved for ever.
-    for base in 20..60 {
-        s.arrive((base % 2) as u32, base).publish();
-        if s.coordinator.machine().phase() == Phase::Open
-            && s.coordinator.machine().round() == Round(base)
-        {
-            s.arrive(((base + 1) % 2) as u32, base).publish();
-        }
-    }
-    let report = s.coordinator.ledger().report();
-    assert!(report.balanced);
+    assert_eq!((hand(&s, 0), hand(&s, 1)), ((10, 20), (20, 30)));
+    s.log.clear();
+    s.arrive(2, 3).check(&["arrived w2"]);
+    s.arrive(0, 3).check(&["arrived w0"]);
+    // Its death is the one thing that ends the wait.
+    s.leave(1);
+    assert_eq!(s.log[..2], ["left w1", "cut, all arrived:"]);
 }
 
 #[test]
@@ -427,4 +443,90 @@ fn the_last_samples_of_an_epoch_close_a_round_with_fewer_than_the_quorum() {
         "closed w0 (w0=0.000000)",
     ]);
     assert_eq!(s.coordinator.stop_reason(s.now), Some(StopReason::Epochs));
+}
+
+/// Waits for a count and writes down what it is told; a grace where there is something to salvage.
+struct Notes(usize, Arc<Mutex<Vec<String>>>);
+
+impl Notes {
+    fn write(&self, note: String) {
+        self.1.lock().unwrap().push(note);
+    }
+}
+
+impl Policy for Notes {
+    fn name(&self) -> String {
+        "notes".to_owned()
+    }
+
+    fn decide(&mut self, view: &RoundView<'_>) -> Decision {
+        let done: Vec<String> =
+            view.outstanding().map(|(worker, work)| format!("{worker}:{}", work.done)).collect();
+        self.write(format!("{} in, {}", view.arrivals.len(), done.join(" ")));
+        First(self.0).decide(view)
+    }
+
+    fn closed(&mut self, record: &RoundRecord<'_>) {
+        let after = |at: Time| at.since(record.opened).as_millis();
+        let RoundRecord { round, cut, closed, weight, .. } = *record;
+        self.write(format!("{round} cut {} closed {} with {weight}", after(cut), after(closed)));
+    }
+
+    fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
+        self.write(format!("late {worker} {base} {run_time}"));
+    }
+}
+
+/// A script whose policy takes notes, and the notes.
+fn noted(
+    workers: u32,
+    count: usize,
+    straggler: Straggler,
+) -> (Script, impl FnMut() -> Vec<String>) {
+    let notes = Arc::new(Mutex::new(Vec::new()));
+    let config = RoundConfig { straggler, micro_batches: 4, ..RoundConfig::default() };
+    let script = Script::new(workers, Notes(count, Arc::clone(&notes)), config);
+    (script, move || std::mem::take(&mut *notes.lock().unwrap()))
+}
+
+#[test]
+fn a_policy_sees_how_far_workers_are_and_learns_when_a_round_was_cut() {
+    let (mut s, mut notes) = noted(2, 1, Straggler::Salvage);
+    s.coordinator.handle_progress(WorkerId(1), Version(0), 3);
+    s.coordinator.handle_progress(WorkerId(1), Version(0), 2);
+    s.coordinator.handle_progress(WorkerId(1), Version(7), 4);
+    s.wait(100).arrive(0, 0);
+    assert_eq!(notes(), ["0 in, w0:0 w1:0", "1 in, w1:3"]);
+    // A tenth of what the round took is the grace for what can be salvaged.
+    s.wait(9);
+    assert_eq!(
+        s.coordinator.machine().phase(),
+        Phase::Cut { until: s.now + Duration::from_millis(1) }
+    );
+    s.wait(1);
+    assert_eq!(notes(), ["round 0 cut 100 closed 110 with 10"]);
+}
+
+#[test]
+fn a_policy_learns_the_run_time_of_who_came_late() {
+    let (mut s, mut notes) = noted(2, 1, Straggler::Finish);
+    s.arrive(0, 0).publish();
+    notes();
+    s.wait(7).put(1, 0, 10.0);
+    assert_eq!(notes(), ["late w1 v0 0.007000"]);
+}
+
+#[test]
+fn a_grace_ends_when_all_have_answered_and_giving_up_is_an_answer() {
+    let (mut s, mut notes) = noted(3, 1, Straggler::Salvage);
+    s.wait(100).arrive(0, 0);
+    s.abort(1, 0).unwrap();
+    s.wait(2);
+    assert!(matches!(s.coordinator.machine().phase(), Phase::Cut { .. }), "one is still out");
+    s.wait(3).put(2, 0, 5.0).advance();
+    assert_eq!(s.coordinator.machine().phase(), Phase::Closed, "nobody is waited for in vain");
+    assert_eq!(notes().last().unwrap(), "round 0 cut 100 closed 105 with 15");
+    s.publish();
+    assert_eq!(s.log.last().unwrap(), "round 1: w0 w1 w2");
+    assert!(s.coordinator.ledger().report().balanced);
 }
