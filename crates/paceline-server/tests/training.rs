@@ -25,6 +25,58 @@ fn workers_train_through_the_shards_and_the_books_balance() {
     check_descent(&events, 0.1);
 }
 
+/// Learning rate and gradient norm of every update.
+fn updates(config: ServerConfig) -> Vec<(f32, f64)> {
+    let workers = config.round.expected as u32;
+    let server = Server::start(config, start());
+    let workers: Vec<_> = (0..workers).map(|wish| server.worker(wish)).collect();
+    let (outcome, events) = server.join();
+    outcome.unwrap();
+    for worker in workers {
+        worker.join().unwrap().unwrap();
+    }
+    let update = |event: &paceline_core::Event| match event.kind {
+        EventKind::Updated { learning_rate, gradient_norm, .. } => {
+            Some((learning_rate, gradient_norm))
+        }
+        _ => None,
+    };
+    events.iter().filter_map(update).collect()
+}
+
+#[test]
+fn the_rate_follows_the_schedule_and_the_weight_and_so_do_the_parameters() {
+    let mut config = config(2);
+    config.update.schedule = "warmup:2+step:10:0.5".parse().unwrap();
+    config.update.scaling = paceline_params::LrScaling::Sqrt;
+    config.update.reference_weight = 4.0;
+    let (schedule, norm) = (config.update.schedule, (PARAMS as f64).sqrt());
+    // 16 samples a round where 4 are the reference: twice the rate.
+    let rates: Vec<f32> = (0..40).map(|round| 0.1 * schedule.at(round) * 2.0).collect();
+    assert!(rates[0] < rates[1] && rates[30] < rates[10], "{rates:?}");
+    let updates = updates(config);
+    let mut expected = norm;
+    for (round, ((rate, norm), due)) in updates.iter().zip(&rates).enumerate() {
+        assert!((rate - due).abs() < 1e-6, "round {round}: {rate} where {due} was due");
+        let error = (norm - expected).abs() / expected.max(0.01);
+        assert!(error < 0.01, "round {round}: {norm} where {expected} was due");
+        expected *= 1.0 - f64::from(*due);
+    }
+    assert_eq!(updates.len(), 40);
+}
+
+#[test]
+fn a_clipped_gradient_moves_the_parameters_no_further_than_its_bound() {
+    let mut config = config(2);
+    config.update.clip = "norm:2".parse().unwrap();
+    let start = (PARAMS as f64).sqrt();
+    // Each round takes rate × bound off the distance, whatever the shards.
+    for (round, (_, norm)) in updates(config).into_iter().enumerate() {
+        let expected = start - 0.1 * 2.0 * round as f64;
+        assert!((norm - expected).abs() < 0.01, "round {round}: {norm} where {expected} was due");
+    }
+}
+
 fn run(config: ServerConfig, slowness: &'static str, workers: u32) -> paceline_server::Outcome {
     let server = Server::start(config, start());
     let workers: Vec<_> = (0..workers)

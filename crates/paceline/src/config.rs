@@ -557,12 +557,90 @@ mod tests {
         assert_eq!(policy("static:0.9").doubts(), None);
     }
 
+    /// The names of all settings.
+    fn known() -> impl Strategy<Value = String> {
+        let config = RunConfig {
+            name: Some(String::new()),
+            reference_weight: Some(1.0),
+            rounds: Some(1),
+            epochs: Some(1),
+            target_accuracy: Some(0.5),
+            time_limit: Some(Span::secs(1)),
+            eval_every: Some(1),
+            checkpoint_every: Some(1),
+            nominal: Some(Span::secs(1)),
+            ..RunConfig::default()
+        };
+        let names: Vec<String> =
+            toml::Table::try_from(config).unwrap().into_iter().map(|(n, _)| n).collect();
+        assert_eq!(names.len(), 33, "a setting that is not drawn");
+        prop::sample::select(names)
+    }
+
+    /// What somebody might write there.
+    fn value() -> impl Strategy<Value = String> {
+        let words = [
+            "full",
+            "static:3",
+            "static:0.5",
+            "cnn",
+            "synthetic:9",
+            "embedded",
+            "abort",
+            "finish",
+            "salvage",
+            "adamw",
+            "momentum:0.9,nesterov",
+            "step:2:0.5",
+            "warmup:3+cosine:9",
+            "sqrt",
+            "norm:2",
+            "slow:1:2",
+            "kill:0@3",
+            "90s",
+            "1e300h",
+            "",
+            "0.5",
+            "nan",
+        ];
+        prop_oneof![
+            prop::sample::select(words.to_vec()).prop_map(|word| format!("\"{word}\"")),
+            any::<i64>().prop_map(|n| n.to_string()),
+            (0..100i64).prop_map(|n| n.to_string()),
+            any::<f64>().prop_map(|x| format!("{x:?}").replace("NaN", "nan")),
+            any::<bool>().prop_map(|b| b.to_string()),
+            "\"[a-z0-9:.@+,-]{0,12}\"",
+        ]
+    }
+
     proptest! {
         #[test]
         fn any_text_is_a_config_or_an_error_and_never_a_panic(
             text in "([a-z-]{1,12} ?= ?[\"a-z0-9:.+-]{0,12}\n){0,4}.{0,20}",
         ) {
             let _ = parse(&text);
+        }
+
+        #[test]
+        fn any_values_of_known_settings_are_a_config_or_an_error_that_names_one(
+            lines in prop::collection::vec((known(), value()), 1..5),
+        ) {
+            let text: String =
+                lines.iter().map(|(name, value)| format!("{name} = {value}\n")).collect();
+            match parse(&text).and_then(|table| Ok(table.try_into::<RunConfig>()?)) {
+                Ok(config) => {
+                    let written = toml::to_string(&config).unwrap();
+                    prop_assert_eq!(toml::from_str::<RunConfig>(&written).unwrap(), config.clone());
+                    // Sense or nonsense, it is told apart without a panic.
+                    if config.check().is_ok() {
+                        let _ = (config.limits(), config.placement(false), config.update());
+                    }
+                }
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    prop_assert!(error.contains("line "), "{}", error);
+                }
+            }
         }
 
         #[test]

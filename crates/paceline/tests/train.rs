@@ -234,10 +234,93 @@ fn a_count_of_workers_that_there_are_not_is_said_once() {
     assert_eq!(ended.stderr.matches("more workers than there are (2)").count(), 1);
 }
 
+/// Busy loops that the process `parent` has started and that are still there.
+fn hogs(parent: u32) -> usize {
+    let is_hog = |process: std::fs::DirEntry| -> Option<bool> {
+        let read = |file: &str| std::fs::read_to_string(process.path().join(file)).ok();
+        let status = read("status")?;
+        let mine = status.lines().any(|line| line == format!("PPid:\t{parent}"));
+        Some(mine && read("cmdline")?.contains("\0hog\0"))
+    };
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    all.filter(|process| process.file_name().to_string_lossy().parse::<u32>().is_ok())
+        .filter_map(is_hog)
+        .filter(|&hog| hog)
+        .count()
+}
+
 #[test]
-fn a_busy_loop_beside_a_worker_ends_with_the_run() {
+fn a_busy_loop_beside_a_worker_lives_as_long_as_the_run() {
     let place = Place::new();
-    place.run("train --model softmax --workers 2 --rounds 5 --stragglers hog:0,stalls:2").ok();
+    let args = "train --model softmax --workers 2 --epochs 100 --nominal 20ms --name busy \
+                --stragglers hog:0,stalls:2";
+    let run = place.start(args);
+    let parent = run.0.id();
+    place.wait_for("busy", |e| matches!(e, EventKind::Updated { .. }));
+    assert_eq!(hogs(parent), 1);
+    run.signal(Signal::TERM);
+    run.wait().failed(130, &["stopping"]);
+    assert_eq!(hogs(parent), 0);
+}
+
+#[test]
+fn schedule_scaling_and_clipping_are_what_the_flags_say() {
+    let place = Place::new();
+    let run = |name: &str, flags: &str| -> (Vec<f32>, String) {
+        let args = format!(
+            "train --model softmax --workers 2 --batch 8 --rounds 4 --policy full --deterministic \
+             --optimizer sgd --lr 0.08 --name {name} {flags} --json"
+        );
+        let hash = place.run(&args).ok().json()["param_hash"].to_string();
+        let rate = |kind| match kind {
+            EventKind::Updated { learning_rate, .. } => Some(learning_rate),
+            _ => None,
+        };
+        (place.events(name).into_iter().filter_map(|event| rate(event.kind)).collect(), hash)
+    };
+    let (rates, plain) = run("plain", "");
+    assert_eq!(rates, [0.08; 4]);
+    assert_eq!(run("step", "--schedule step:2:0.5").0, [0.08, 0.08, 0.04, 0.04]);
+    // 16 samples a round, four times the reference.
+    assert_eq!(run("linear", "--lr-scaling linear --reference-weight 4").0, [0.32; 4]);
+    assert_eq!(run("sqrt", "--lr-scaling sqrt --reference-weight 4").0, [0.16; 4]);
+    assert_eq!(run("none", "--lr-scaling none --reference-weight 4").0, [0.08; 4]);
+    assert_eq!(run("wide", "--clip norm:1e9").1, plain, "a bound that is never met");
+    assert_ne!(run("tight", "--clip norm:0.01").1, plain);
+}
+
+#[test]
+fn a_straggler_that_is_to_finish_does_and_its_run_time_is_known() {
+    let place = Place::new();
+    let args = "train --model softmax --workers 2 --policy static:1 --straggler finish --rounds 40 \
+                --nominal 10ms --stragglers slow:1:10 --name finish";
+    place.run(args).ok();
+    let (mut late, mut aborted) = (Vec::new(), 0);
+    for event in place.events("finish") {
+        match event.kind {
+            EventKind::Late { worker, run_time: RunTime::Observed(time), .. } => {
+                late.push((worker.0, time.as_millis() >= 100));
+            }
+            EventKind::Aborted { .. } => aborted += 1,
+            _ => {}
+        }
+    }
+    assert!(!late.is_empty() && late.iter().all(|late| *late == (1, true)), "{late:?}");
+    assert_eq!(aborted, 0);
+}
+
+#[test]
+fn as_many_checkpoints_stay_as_are_to_be_kept() {
+    let place = Place::new();
+    for keep in [1, 3] {
+        let args = format!(
+            "train --model softmax --workers 1 --batch 8 --rounds 10 --nominal 30ms \
+             --checkpoint-every 1 --keep-checkpoints {keep} --name keep-{keep}"
+        );
+        place.run(&args).ok();
+        let kept = place.path(&format!("runs/keep-{keep}/checkpoints")).read_dir().unwrap();
+        assert_eq!(kept.count(), keep);
+    }
 }
 
 #[test]
