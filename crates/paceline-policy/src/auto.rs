@@ -7,7 +7,7 @@
 //! statistic.
 //!
 //! **One side is seen.** An expert that would have waited beyond the cut cannot be scored; it keeps
-//! its score, which fades towards the leader's. So playing an expert reveals every expert that
+//! its score. So playing an expert reveals every expert that
 //! stops no later: a feedback graph in which any two experts are joined (independence number 1).
 //! What no play reveals is reached by probes ([`Probe`]): for workers not seen for long, within a
 //! budget of a fixed share of all time, and never beyond the moment after which arrivals could not
@@ -15,14 +15,14 @@
 //!
 //! **Comparator and regret.** The comparator is the best single expert over the same rounds, in
 //! earnings at the λ in force. The leader is replaced when another is ahead of it by more than
-//! 3·√(Σd²) + 0.1 earnings since it took over (d: the difference of a round, discounted). So while
-//! an expert leads, its regret to any expert that was scored is at most 3·√(Σd²) + 1.1, and with
-//! |d| ≤ 2 over T rounds and L changes of leader the whole is at most 6·√((L+1)·T) + 1.1·(L+1), by
-//! Cauchy and Schwarz; the number of changes is small where differences are stationary, since a
-//! change must be significant. To that comes the time of probes and trials, at most 1 % of all. An
-//! expert that always waits longer cannot be scored: it gets a trial, as long as the budget allows,
-//! twice as long when that was too short; one that waits w seconds longer is revealed within
-//! about 4·w / 1 % seconds.
+//! three standard deviations of its lead and 0.1 earnings (d: the difference of a round, discounted
+//! since the leader took over). So while an expert leads, its regret to any expert that was scored
+//! is at most about 3·√(Σd²) + 1.1, and with |d| ≤ 2 over T rounds and L changes of leader the whole
+//! is at most about 6·√((L+1)·T) + 1.1·(L+1), by Cauchy and Schwarz; the number of changes is small
+//! where differences are stationary, since a change must be significant. To that comes the time of
+//! probes, at most 1 % of all. An expert that always waits longer cannot be scored until a probe
+//! lasts as long as it: one that waits w rounds longer is revealed within about 100·w·log₂(4·w)
+//! rounds.
 
 use paceline_core::{Decision, Policy, RoundRecord, RoundView, RunTime, Time, Version, WorkerId};
 
@@ -41,8 +41,10 @@ const MEMORY: f64 = 50.0;
 /// the difference, and in rounds' earnings.
 const MARGIN: (f64, f64) = (3.0, 0.1);
 /// Rounds that an expert must have been scored in.
-const ENOUGH: f64 = 4.0;
-/// An expert that could not be scored for so many rounds is worth a trial.
+const ENOUGH: f64 = 3.0;
+/// Variance of a difference that is taken for granted, since a few rounds may happen to agree.
+const NOISE: f64 = 1e-3;
+/// An expert that could not be scored for so many rounds is worth a probe.
 const UNSCORED: u32 = 20;
 /// Shares of the participants that the fixed counts wait for; all, and all but one, come as well.
 const SHARES: [f64; 12] = [0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.75, 0.85, 0.9, 0.95, 0.98];
@@ -72,8 +74,8 @@ pub struct Auto {
     experts: Vec<Expert>,
     scores: Vec<Score>,
     leader: usize,
-    /// What is tried beyond the leader's cut in this round.
-    trial: Option<Trial>,
+    /// How many were in when the leader would have cut, if the round is being probed since.
+    led_to: Option<usize>,
     rate: Rate,
     probe: Probe,
     /// Of the last rounds: the least accepted, and the typical time, that a round is sure to reach.
@@ -88,27 +90,18 @@ struct Score {
     rounds: f64,
     /// Rounds since it could be scored.
     unscored: u32,
-    /// Seconds that its next trial must be able to last: twice one that was too short.
-    patience: f64,
 }
 
 impl Score {
     /// By how much it is ahead of the leader, beyond doubt.
     fn ahead(&self) -> f64 {
-        match self.rounds >= ENOUGH {
-            true => self.sum - MARGIN.0 * self.square.sqrt() - MARGIN.1,
-            false => f64::NEG_INFINITY,
+        if self.rounds < ENOUGH {
+            return f64::NEG_INFINITY;
         }
+        let spread = (self.square - self.sum * self.sum / self.rounds).max(0.0);
+        let variance = spread * self.rounds / (self.rounds - 1.0) + NOISE * self.rounds;
+        self.sum - MARGIN.0 * variance.sqrt() - MARGIN.1
     }
-}
-
-/// The leader would have cut; another expert is followed, as far as the budget goes.
-#[derive(Debug, Clone, Copy)]
-struct Trial {
-    expert: usize,
-    cut: Time,
-    accepted: usize,
-    until: Time,
 }
 
 /// How far recent rounds went, so that the next is not asked about before.
@@ -145,7 +138,7 @@ impl Default for Auto {
             experts,
             scores,
             leader: 0,
-            trial: None,
+            led_to: None,
             rate: Rate::default(),
             probe: Probe::default(),
             settled: Settled::default(),
@@ -175,9 +168,9 @@ impl Auto {
             ((count as f64 - rate * (time + overhead)) / n.max(1) as f64).clamp(-1.0, 1.0)
         };
         let leader = self.leader;
-        let played = match self.trial {
-            Some(trial) => earn(trial.accepted, seconds(trial.cut, record.opened)),
-            None => earn(arrived, seconds(record.cut, record.opened)),
+        let played = match (self.led_to, self.probe.cut_was_due()) {
+            (Some(count), Some(cut)) => earn(count, seconds(cut, record.opened)),
+            _ => earn(arrived, seconds(record.cut, record.opened)),
         };
         let mut earnings = Vec::with_capacity(self.experts.len());
         for (index, expert) in self.experts.iter_mut().enumerate() {
@@ -223,55 +216,6 @@ impl Auto {
                 (score.sum, score.square, score.rounds) = (0.0, 0.0, 0.0);
             }
         }
-    }
-
-    /// Instead of the leader's cut: a trial of what has not been scored for long, if the budget
-    /// allows for it.
-    fn try_other(&mut self, view: &RoundView<'_>, scene: &Scene, rate: f64) -> Option<Decision> {
-        let trial = match self.trial {
-            Some(trial) => trial,
-            None => {
-                let budget = self.probe.affordable()?;
-                let due = |score: &Score| {
-                    score.unscored >= UNSCORED && score.patience <= budget.as_secs_f64()
-                };
-                let expert = (0..self.experts.len())
-                    .filter(|&e| due(&self.scores[e]))
-                    .max_by_key(|&e| self.scores[e].unscored)?;
-                let until = view.now + budget;
-                Trial { expert, cut: view.now, accepted: view.arrivals.len(), until }
-            }
-        };
-        let wait = match &mut self.experts[trial.expert] {
-            Expert::Model(predictor) => {
-                let plan = best_wait(&mut **predictor, scene, rate);
-                (plan.value > 0.0).then(|| follow(&plan, view))
-            }
-            other => {
-                let count = other.count(view.participants()).unwrap_or(1);
-                match wait_for_count(count, view) {
-                    Decision::Cut { .. } => None,
-                    wait => Some(wait),
-                }
-            }
-        };
-        let Some(Decision::Wait { until, arrivals }) = wait.filter(|_| view.now < trial.until)
-        else {
-            // It would not have waited either, or has had its time.
-            let score = &mut self.scores[trial.expert];
-            score.unscored = 0;
-            score.patience = match view.now >= trial.until {
-                true => 2.0 * seconds(trial.until, trial.cut),
-                false => 0.0,
-            };
-            return None;
-        };
-        if self.trial.is_none() {
-            self.probe.begin(view.now, trial.until);
-            self.trial = Some(trial);
-        }
-        let until = until.map_or(trial.until, |at| at.min(trial.until));
-        Some(Decision::Wait { until: Some(until), arrivals })
     }
 }
 
@@ -354,18 +298,20 @@ impl Policy for Auto {
         if let Decision::Wait { .. } = decision {
             return decision;
         }
-        if self.trial.is_none()
-            && let Some(until) = self.probe.instead_of_cut(view, rate, overhead)
-        {
-            return Decision::Wait { until: Some(until), arrivals: 1 };
+        let unscored = self.scores.iter().any(|score| score.unscored >= UNSCORED);
+        match self.probe.instead_of_cut(view, rate, overhead, unscored) {
+            Some(until) => {
+                self.led_to.get_or_insert(view.arrivals.len());
+                Decision::Wait { until: Some(until), arrivals: 1 }
+            }
+            None => decision,
         }
-        self.try_other(view, &scene, rate).unwrap_or(decision)
     }
 
     fn closed(&mut self, record: &RoundRecord<'_>) {
         let earnings = self.earnings(record);
         self.score(&earnings);
-        self.trial = None;
+        self.led_to = None;
         self.rate.closed(record);
         self.probe.closed(record, self.rate.overhead());
         let arrived = record.run_times.iter().filter(|(_, time)| !time.is_censored()).count();
@@ -384,5 +330,41 @@ impl Policy for Auto {
                 predictor.late(worker, base, run_time);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_sim::{Recorded, Replay};
+    use paceline_trace::{Cell, Trace, Unit, hindsight};
+
+    use super::*;
+
+    /// A mixture that wrongly believes in the shortest wait there is.
+    fn misled() -> Auto {
+        let mut auto = Auto::default();
+        auto.leader = auto
+            .experts
+            .iter()
+            .position(|expert| matches!(expert, Expert::Share(share) if *share == 0.5))
+            .expect("half is among the counts");
+        auto
+    }
+
+    #[test]
+    fn a_leader_that_waits_too_short_is_replaced_though_longer_waits_are_never_seen() {
+        let mut trace = Trace::of_size("even", Unit::Relative, 10);
+        for round in 0..800 {
+            let row = (0..10).map(|i| {
+                Cell::Observed(1.0 + 0.05 * i as f64 / 10.0 + 0.001 * ((round * 7 + i) % 5) as f64)
+            });
+            trace.push_round(row.collect::<Vec<_>>());
+        }
+        let outcome = Replay::default().run(&mut Recorded::new(&trace, 0), 800, Box::new(misled()));
+        let late = &outcome.rounds[600..];
+        let accepted: f64 = late.iter().map(|round| round.accepted).sum();
+        let seconds: f64 = late.iter().map(|round| round.seconds).sum();
+        let share = accepted / seconds / hindsight(&trace, 0.0, 1).full_rate;
+        assert!(share > 0.97, "{share:.3} of full sync, trusting {:?}", late[199].trusts);
     }
 }

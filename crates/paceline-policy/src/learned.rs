@@ -59,7 +59,7 @@ impl Learned {
         if plan.value > 0.0 {
             return follow(&plan, view);
         }
-        match self.probe.instead_of_cut(view, rate, self.rate.overhead()) {
+        match self.probe.instead_of_cut(view, rate, self.rate.overhead(), false) {
             Some(until) => Decision::Wait { until: Some(until), arrivals: 1 },
             None => not_worth_waiting(view),
         }

@@ -1,8 +1,11 @@
-//! Probing: waiting a little longer than pays, now and then, for workers not seen for long.
+//! Probing: waiting a little longer than pays, now and then, for what has not been seen for long.
 //!
 //! Under strict censoring a worker that is always cut is never seen again, and a belief about it
-//! can never be mended. A probe waits until the moment after which its arrival could not pay
-//! anyway; that bounds what it costs, and a budget (a share of all time) bounds how often.
+//! can never be mended; nor can an expert be scored that would have waited longer. A probe never
+//! lasts beyond the moment after which arrivals could not pay anyway, and a budget (a share of all
+//! time) bounds what probes cost. How long one must last to show something is not known, so their
+//! lengths follow the universal sequence of Luby, Sinclair and Zuckerman (1993): 1 1 2 1 1 2 4 …
+//! quarter rounds, which is within a logarithm of the best sequence for any length that would do.
 
 use std::time::Duration;
 
@@ -14,59 +17,67 @@ use crate::stop::break_even;
 const SHARE: f64 = 0.01;
 /// A worker not seen for so many rounds is worth a probe.
 const STALE: u64 = 20;
+/// The shortest probe, in typical rounds.
+const UNIT: f64 = 0.25;
 
 /// When each worker was seen, and what may be spent.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Probe {
     seen: Vec<u64>,
+    /// Seconds.
     budget: f64,
-    /// About how long a round takes.
+    /// About how long a round takes, in seconds.
     typical: f64,
+    /// Probes made so far.
+    made: u64,
     /// The probe under way: when the round would have been cut, and when the probe ends.
     under_way: Option<(Time, Time)>,
 }
 
 impl Probe {
-    /// The round would be cut now: until when it should rather be probed, if at all.
+    /// The round would be cut now: until when it should rather be probed, if at all. `wanted` says
+    /// that there is more to learn than of workers not seen for long.
     pub(crate) fn instead_of_cut(
         &mut self,
         view: &RoundView<'_>,
         rate: f64,
         overhead: f64,
+        wanted: bool,
     ) -> Option<Time> {
         if let Some((_, until)) = self.under_way {
             return (view.now < until).then_some(until);
         }
-        let stale: f64 = view
-            .outstanding()
-            .filter(|&(worker, _)| self.unseen_for(worker, view.round.0) > STALE)
-            .map(|(_, work)| f64::from(work.samples))
-            .sum();
-        if stale == 0.0 {
+        let length = UNIT * self.typical * luby(self.made + 1) as f64;
+        if length > self.budget || self.typical == 0.0 {
+            return None;
+        }
+        let is_stale = |worker| self.unseen_for(worker, view.round.0) > STALE;
+        let (mut missing, mut stale) = (0.0, false);
+        for (worker, work) in view.outstanding() {
+            missing += f64::from(work.samples);
+            stale |= is_stale(worker);
+        }
+        if !stale && !wanted {
             return None;
         }
         let gained: f64 = view.arrivals.iter().map(|a| a.contribution.weight).sum();
         let elapsed = view.now.since(view.opened).as_secs_f64();
-        let wait = break_even(gained, stale, rate, overhead) - elapsed;
-        if wait <= 0.0 || wait > self.budget {
+        let wait = length.min(break_even(gained, missing, rate, overhead) - elapsed);
+        if wait <= 0.0 {
             return None;
         }
         let until = view.now + Duration::from_secs_f64(wait);
-        self.begin(view.now, until);
+        self.made += 1;
+        self.under_way = Some((view.now, until));
         Some(until)
     }
 
-    /// How long a wait could be paid for, if it is worth speaking of.
-    pub(crate) fn affordable(&self) -> Option<Duration> {
-        (self.budget > 0.25 * self.typical).then(|| Duration::from_secs_f64(self.budget))
+    /// When the round would have been cut, if it is being probed.
+    pub(crate) fn cut_was_due(&self) -> Option<Time> {
+        self.under_way.map(|(cut, _)| cut)
     }
 
-    /// Somebody waits on this budget, from `cut` until `until` at the latest.
-    pub(crate) fn begin(&mut self, cut: Time, until: Time) {
-        self.under_way = Some((cut, until));
-    }
-
-    /// A round closed.
+    /// A round closed, so many seconds before the next opens.
     pub(crate) fn closed(&mut self, record: &RoundRecord<'_>, overhead: f64) {
         let seconds = record.closed.since(record.opened).as_secs_f64();
         self.budget += SHARE * (seconds + overhead);
@@ -88,5 +99,27 @@ impl Probe {
 
     fn unseen_for(&self, worker: WorkerId, round: u64) -> u64 {
         self.seen.get(worker.0 as usize).map_or(0, |&seen| round.saturating_sub(seen))
+    }
+}
+
+/// The i-th term, from 1, of 1 1 2 1 1 2 4 1 1 2 1 1 2 4 8 …
+fn luby(mut i: u64) -> u64 {
+    loop {
+        let power = (i + 1).next_power_of_two();
+        if power == i + 1 {
+            return power / 2;
+        }
+        i -= power / 2 - 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_universal_sequence() {
+        let terms: Vec<u64> = (1..=15).map(luby).collect();
+        assert_eq!(terms, [1, 1, 2, 1, 1, 2, 4, 1, 1, 2, 1, 1, 2, 4, 8]);
     }
 }

@@ -110,3 +110,47 @@ impl Predictor for Elfving {
         self.fit();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use paceline_core::{Round, RunTime, Time};
+    use rand::{SeedableRng, rngs::ChaCha8Rng};
+    use rand_distr::{Distribution, Normal};
+
+    use super::*;
+
+    /// Mean and deviation come back although the upper 40 % are never seen.
+    #[test]
+    fn a_censored_normal_is_recovered() {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let normal = Normal::new(2.0, 0.3).expect("a normal");
+        let mut elfving = Elfving::default();
+        for round in 0..WINDOW as u64 {
+            let run_times: Vec<(WorkerId, RunTime)> = (0..200)
+                .map(|worker| {
+                    let x: f64 = normal.sample(&mut rng);
+                    let cut = Duration::from_secs_f64(2.076);
+                    let seen = Duration::from_secs_f64(x);
+                    let time = match seen <= cut {
+                        true => RunTime::Observed(seen),
+                        false => RunTime::Censored { at_least: cut },
+                    };
+                    (WorkerId(worker), time)
+                })
+                .collect();
+            elfving.learn(&RoundRecord {
+                round: Round(round),
+                opened: Time::ZERO,
+                cut: Time::ZERO,
+                closed: Time::ZERO,
+                weight: 0.0,
+                run_times: &run_times,
+                salvaged: &[],
+            });
+        }
+        assert!((elfving.mean - 2.0).abs() < 0.02, "mean {}", elfving.mean);
+        assert!((elfving.deviation - 0.3).abs() < 0.02, "deviation {}", elfving.deviation);
+    }
+}

@@ -155,3 +155,77 @@ fn prior_survival(u: f64, scale: f64) -> f64 {
     let stalled = if u > 0.0 { (-u * scale).exp() } else { 1.0 };
     ((1.0 - PRIOR_STALLS) * core + PRIOR_STALLS * stalled).max(FLOOR)
 }
+
+#[cfg(test)]
+mod tests {
+    use rand::{SeedableRng, rngs::ChaCha8Rng};
+    use rand_distr::{Distribution, Exp, Normal};
+
+    use super::*;
+
+    /// The largest difference between two survival functions over the range.
+    fn distance(residuals: &Residuals, truth: impl Fn(f64) -> f64) -> f64 {
+        (-400..=400)
+            .map(|k| f64::from(k) / 100.0)
+            .map(|u| (residuals.survival(u) - truth(u)).abs())
+            .fold(0.0, f64::max)
+    }
+
+    fn normal_survival(u: f64) -> f64 {
+        1.0 - crate::predict::normal::cdf(u)
+    }
+
+    #[test]
+    fn observed_draws_give_back_their_distribution() {
+        let mut rng = ChaCha8Rng::seed_from_u64(7);
+        let normal = Normal::new(0.0, 1.0).expect("a normal");
+        let mut residuals = Residuals::new(0.1);
+        (0..20_000).for_each(|_| residuals.observe(normal.sample(&mut rng), 1.0));
+        residuals.settle(0.1);
+        let found = distance(&residuals, normal_survival);
+        // Kolmogorov's 1 % bound for so many draws is 0.0115; binning adds a little.
+        assert!(found < 0.015, "{found}");
+    }
+
+    /// Each draw is censored at a moment of its own; nothing of what is beyond is told.
+    #[test]
+    fn heavy_censoring_does_not_bias_what_was_at_risk() {
+        let mut rng = ChaCha8Rng::seed_from_u64(8);
+        let normal = Normal::new(0.0, 1.0).expect("a normal");
+        let wait = Exp::new(0.8).expect("an exponential");
+        let mut residuals = Residuals::new(0.1);
+        let mut censored = 0;
+        for _ in 0..40_000 {
+            let x: f64 = normal.sample(&mut rng);
+            let bound = wait.sample(&mut rng) - 1.0;
+            if x <= bound {
+                residuals.observe(x, 1.0);
+            } else {
+                residuals.censor(bound, 1.0);
+                censored += 1;
+            }
+        }
+        residuals.settle(0.1);
+        assert!(censored > 19_000, "{censored}");
+        let found = distance(&residuals, |u| normal_survival(u));
+        assert!(found < 0.03, "{found}");
+        // What it replaces: the distribution of those seen, which is short.
+        let naive = 1.0
+            - residuals.observed.iter().take(bin(0.0)).sum::<f64>()
+                / residuals.observed.iter().sum::<f64>();
+        assert!(naive < 0.3, "those seen are short: {naive} of them beyond the median");
+    }
+
+    #[test]
+    fn survival_falls_from_one_and_its_tail_goes_on() {
+        let mut residuals = Residuals::new(0.1);
+        residuals.observe(0.0, 100.0);
+        residuals.settle(0.1);
+        let mut last = 1.0;
+        for k in -200..2000 {
+            let now = residuals.survival(f64::from(k) / 10.0);
+            assert!(now <= last && now > 0.0);
+            last = now;
+        }
+    }
+}

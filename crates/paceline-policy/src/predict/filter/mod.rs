@@ -5,6 +5,8 @@
 
 mod common;
 mod groups;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 use std::collections::VecDeque;
@@ -169,7 +171,7 @@ impl Predictor for Filter {
 
     fn doubt(&mut self) -> bool {
         let expected = self.common.expected();
-        let doubtful = self.rounds > 0 && self.factor > expected;
+        let doubtful = self.rounds > 0 && self.factor != expected;
         if doubtful {
             self.factor = expected;
         }
