@@ -27,6 +27,17 @@ pub(crate) fn print(line: impl Text) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
+/// Where a run will be over, as far as that can be told.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Goal {
+    /// After so many rounds.
+    pub(crate) rounds: Option<u64>,
+    /// After so many epochs.
+    pub(crate) epochs: Option<u32>,
+    /// Samples of a round in which everybody contributes.
+    pub(crate) weight: f64,
+}
+
 /// Draws a run from its events.
 pub(crate) struct Display {
     bar: Option<ProgressBar>,
@@ -38,7 +49,7 @@ pub(crate) struct Display {
 #[derive(Default)]
 struct State {
     rounds: u64,
-    goal: Option<u64>,
+    goal: Goal,
     samples_per_epoch: f64,
     used: f64,
     loss: Option<f64>,
@@ -50,12 +61,12 @@ struct State {
 }
 
 impl Display {
-    /// `goal` is the round at which the run will be over, if that is known.
-    pub(crate) fn new(goal: Option<u64>) -> Self {
-        let bar = ProgressBar::with_draw_target(goal, ProgressDrawTarget::stderr_with_hz(10));
-        let template = match goal {
-            Some(_) => "{bar:24} {pos}/{len} {msg}",
-            None => "{spinner} {pos} {msg}",
+    pub(crate) fn new(goal: Goal) -> Self {
+        let bar =
+            ProgressBar::with_draw_target(goal.rounds, ProgressDrawTarget::stderr_with_hz(10));
+        let template = match goal.rounds.is_some() || goal.epochs.is_some() {
+            true => "{bar:24} {pos}/{len} {msg}",
+            false => "{spinner} {pos} {msg}",
         };
         let bar = bar.with_style(
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
@@ -111,12 +122,13 @@ impl Display {
     fn update(&mut self, now: Time) {
         match &self.bar {
             Some(bar) => {
+                self.state.goal().into_iter().for_each(|goal| bar.set_length(goal));
                 bar.set_position(self.state.rounds);
                 bar.set_message(self.state.line());
             }
             None if now.since(self.last_line) >= EVERY => {
                 self.last_line = now;
-                let goal = self.state.goal.map(|goal| format!("/{goal}")).unwrap_or_default();
+                let goal = self.state.goal().map(|goal| format!("/{goal}")).unwrap_or_default();
                 say(format_args!("round {}{goal} {}", self.state.rounds, self.state.line()));
                 self.state.late.clear();
             }
@@ -163,6 +175,20 @@ impl State {
         }
     }
 
+    /// The round at which the run will be over, if it goes on as of late: those who are dropped
+    /// make an epoch take more rounds.
+    fn goal(&self) -> Option<u64> {
+        let by_epochs = self.goal.epochs.map(|epochs| {
+            let weight = match self.recent.len() {
+                0 => self.goal.weight,
+                rounds => self.recent.iter().map(|(_, weight)| weight).sum::<f64>() / rounds as f64,
+            };
+            let left = (f64::from(epochs) * self.samples_per_epoch - self.used).max(0.0);
+            self.rounds + (left / weight.max(1.0)).ceil() as u64
+        });
+        self.goal.rounds.into_iter().chain(by_epochs).min()
+    }
+
     fn line(&self) -> String {
         let span = match (self.recent.front(), self.recent.back()) {
             (Some((first, _)), Some((last, _))) => last.since(*first).as_secs_f64(),
@@ -187,5 +213,39 @@ impl State {
             line += &format!("{head}{worker} {times}×");
         }
         line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_core::{Round, Version};
+
+    use super::*;
+
+    fn updated(round: u64, weight: f64) -> Event {
+        let at = Time::ZERO + Duration::from_millis(round);
+        let (round, version) = (Round(round), Version(round + 1));
+        let (learning_rate, gradient_norm, loss, param_hash) = (0.1, 1.0, 1.0, None);
+        let kind = EventKind::Updated {
+            round,
+            version,
+            learning_rate,
+            gradient_norm,
+            loss,
+            weight,
+            param_hash,
+        };
+        Event { at, kind }
+    }
+
+    #[test]
+    fn the_goal_of_so_many_epochs_is_further_off_when_workers_are_dropped() {
+        let goal = Goal { rounds: None, epochs: Some(2), weight: 20.0 };
+        let mut state = State { goal, samples_per_epoch: 100.0, ..State::default() };
+        assert_eq!(state.goal(), Some(10));
+        (0..4).for_each(|round| state.event(&updated(round, 10.0)));
+        assert_eq!(state.goal(), Some(4 + 16));
+        state.goal.rounds = Some(12);
+        assert_eq!(state.goal(), Some(12));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -20,7 +20,8 @@ const PARTING: Duration = Duration::from_secs(3);
 pub(crate) struct Crew {
     members: Vec<Arc<Mutex<Child>>>,
     hogs: Vec<Child>,
-    logs: Vec<PathBuf>,
+    /// Where each worker's words go, and how much was there before this run.
+    logs: Vec<(PathBuf, u64)>,
     running: watch::Receiver<usize>,
 }
 
@@ -34,6 +35,7 @@ impl Crew {
         let mut crew = Crew { members: Vec::new(), hogs: Vec::new(), logs: Vec::new(), running };
         for worker in 0..config.workers {
             let (log, path) = dir.worker_log(worker)?;
+            let before = log.metadata().map_or(0, |log| log.len());
             let mut command = command(&exe);
             command
                 .args(["worker", "--connect", address, "--index", &worker.to_string()])
@@ -51,7 +53,7 @@ impl Crew {
             }
             let child = command.spawn().context("failed to start a worker")?;
             crew.watch(child, Arc::clone(&alive));
-            crew.logs.push(path);
+            crew.logs.push((path, before));
         }
         Ok(crew)
     }
@@ -81,11 +83,8 @@ impl Crew {
 
     /// The last words of the workers that have any, the same words once.
     pub(crate) fn last_words(&self) -> Vec<String> {
-        let last = |path: &PathBuf| {
-            let text = fs::read_to_string(path).ok()?;
-            text.lines().rev().find(|line| !line.trim().is_empty()).map(str::to_owned)
-        };
-        let mut words: Vec<String> = self.logs.iter().filter_map(last).collect();
+        let words = self.logs.iter().filter_map(|(path, before)| last_words(path, *before));
+        let mut words: Vec<String> = words.collect();
         words.dedup();
         words
     }
@@ -111,6 +110,13 @@ impl Drop for Crew {
     }
 }
 
+/// The last line of a log that holds anything and was not there `before`.
+fn last_words(path: &Path, before: u64) -> Option<String> {
+    let text = fs::read(path).ok()?;
+    let text = String::from_utf8_lossy(text.get(before as usize..)?);
+    text.lines().rev().find(|line| !line.trim().is_empty()).map(str::to_owned)
+}
+
 /// A process group of its own: Ctrl-C is for this process, which then ends the others in order.
 fn command(exe: &PathBuf) -> Command {
     use std::os::unix::process::CommandExt;
@@ -123,4 +129,20 @@ fn hog(exe: &PathBuf, core: &str) -> Result<Child> {
     let mut command = command(exe);
     command.args(["hog", "--pin", core]).stdin(Stdio::piped());
     command.spawn().context("failed to start a busy loop")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_words_are_those_of_this_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("w0.log");
+        fs::write(&path, "of yesterday\n").unwrap();
+        let before = fs::metadata(&path).unwrap().len();
+        assert_eq!(last_words(&path, before), None);
+        fs::write(&path, "of yesterday\nfirst\nlast\n\n").unwrap();
+        assert_eq!(last_words(&path, before).unwrap(), "last");
+    }
 }

@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::{
     cli::TrainArgs,
     config::{RunConfig, Usage},
-    display::{Display, print, say},
+    display::{Display, Goal, print, say},
     event_log::EventLog,
     launch::Crew,
     run_dir::RunDir,
@@ -257,21 +257,14 @@ fn server_config(config: &RunConfig, dir: &RunDir, samples: u32, others: Others)
     }
 }
 
-/// The round at which the run will be over, if nobody is dropped.
-fn goal(server: &ServerConfig, config: &RunConfig) -> Option<u64> {
-    let epochs = server
-        .limits
-        .epochs
-        .map(|epochs| u64::from(epochs) * config.rounds_per_epoch(server.samples));
-    server.limits.rounds.into_iter().chain(epochs).min()
+fn goal(server: &ServerConfig, config: &RunConfig) -> Goal {
+    let weight = f64::from(config.workers) * f64::from(config.batch);
+    Goal { rounds: server.limits.rounds, epochs: server.limits.epochs, weight }
 }
 
 /// Starts the thread that writes the log and draws the display; it ends with the events. A log that
 /// cannot be written is said at once and again at the end; the run goes on.
-fn record(
-    dir: &RunDir,
-    goal: Option<u64>,
-) -> Result<(mpsc::Sender<Event>, JoinHandle<Result<()>>)> {
+fn record(dir: &RunDir, goal: Goal) -> Result<(mpsc::Sender<Event>, JoinHandle<Result<()>>)> {
     let (sender, events) = mpsc::channel::<Event>();
     let mut log = EventLog::open(&dir.events())?;
     let recorder = thread::Builder::new().name("recorder".to_owned()).spawn(move || {

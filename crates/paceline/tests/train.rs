@@ -129,6 +129,8 @@ fn ctrl_c_writes_a_checkpoint_and_resuming_gives_the_bits_of_an_undisturbed_run(
     assert!(resumed["rounds"].as_u64().unwrap() < 60);
     assert_eq!(resumed["param_hash"], whole["param_hash"]);
     assert_eq!(resumed["samples"]["used"], whole["samples"]["used"]);
+    let events = place.events("cut");
+    assert!(events.windows(2).all(|pair| pair[0].at <= pair[1].at), "time goes forward");
 }
 
 #[test]
