@@ -14,8 +14,12 @@ pub(crate) struct Figure {
     value: Option<f64>,
     goal: String,
     holds: Option<bool>,
+    /// Why nothing was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     skipped: Option<String>,
+    /// Why there is no verdict on what was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
     #[serde(skip)]
     note: String,
 }
@@ -65,9 +69,15 @@ impl Report {
     pub(crate) fn tell(&mut self, name: &str, value: f64, note: impl Into<String>) {
         let note = note.into();
         eprintln!("{name}: {value:.4} {note}");
-        let (name, goal) = (name.to_owned(), "stated".to_owned());
-        let figure = Figure { name, value: Some(value), goal, holds: None, skipped: None, note };
-        self.figures.push(figure);
+        self.figures.push(Figure {
+            name: name.to_owned(),
+            value: Some(value),
+            goal: "stated".to_owned(),
+            holds: None,
+            skipped: None,
+            reason: Some("to be stated; no goal is set for it".to_owned()),
+            note,
+        });
     }
 
     /// A figure that this run could not carry.
@@ -79,6 +89,7 @@ impl Report {
             goal: goal.to_owned(),
             holds: None,
             skipped: Some(why.to_owned()),
+            reason: None,
             note: String::new(),
         });
     }
@@ -86,9 +97,15 @@ impl Report {
     fn add(&mut self, name: &str, value: f64, goal: String, holds: bool, note: String) {
         let verdict = if holds { "holds" } else { "DOES NOT HOLD" };
         eprintln!("{name}: {value:.4} (goal {goal}: {verdict}) {note}");
-        let (name, skipped) = (name.to_owned(), None);
-        let figure = Figure { name, value: Some(value), goal, holds: Some(holds), skipped, note };
-        self.figures.push(figure);
+        self.figures.push(Figure {
+            name: name.to_owned(),
+            value: Some(value),
+            goal,
+            holds: Some(holds),
+            skipped: None,
+            reason: None,
+            note,
+        });
     }
 
     /// Writes `docs/bench/NAME.md` (a quick or partial run leaves it alone) and the JSON line.
@@ -127,5 +144,23 @@ impl Report {
             let _ = writeln!(text, "| {name} | {value} | {goal} | {holds} | {note} |");
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_without_a_verdict_says_why() {
+        let mut report = Report::new("test", true, None);
+        report.at_least("kept", 2.0, 1.0, "");
+        report.tell("stated", 1.0, "");
+        report.skip("skipped", ">= 1", "takes too long");
+        for figure in &report.figures {
+            let json = serde_json::to_value(figure).unwrap();
+            let why = json.get("skipped").or(json.get("reason"));
+            assert_eq!(json["holds"].is_null(), why.is_some(), "{json}");
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! Small statistics: medians, and ratios of interleaved pairs with a confidence interval.
 
+use std::fmt;
+
 use anyhow::Result;
 
 /// The middle value; NaN of nothing.
@@ -13,14 +15,30 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// A mean with its 95 % confidence interval, best and worst.
+/// A mean over ABBA pairs with its 95 % confidence interval, best and worst.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Interval {
+    pairs: usize,
     pub(crate) mean: f64,
-    pub(crate) low: f64,
-    pub(crate) high: f64,
-    pub(crate) worst: f64,
-    pub(crate) best: f64,
+    low: f64,
+    high: f64,
+    worst: f64,
+    best: f64,
+}
+
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Interval { pairs, mean, low, high, worst, best } = self;
+        match pairs {
+            // One pair says nothing of how far the next would be from it.
+            1 => write!(f, "one ABBA pair: {mean:.2}, without an interval"),
+            _ => write!(
+                f,
+                "{pairs} ABBA pairs: mean {mean:.2}, 95 % {low:.2}–{high:.2}, worst {worst:.2}, \
+                 best {best:.2}"
+            ),
+        }
+    }
 }
 
 /// Measures a and b in the order a b b a, `pairs` times, so that slow drift of the machine cancels,
@@ -47,6 +65,7 @@ fn interval(logs: &[f64]) -> Interval {
     let half = student(logs.len()) * (variance / n).sqrt();
     let fold = |f: fn(f64, f64) -> f64, start| logs.iter().copied().fold(start, f).exp();
     Interval {
+        pairs: logs.len(),
         mean: mean.exp(),
         low: (mean - half).exp(),
         high: (mean + half).exp(),
@@ -76,6 +95,14 @@ mod tests {
         let ratio = abba_ratio(3, || clock.borrow_mut()(2.0), || clock.borrow_mut()(6.0)).unwrap();
         assert!((ratio.mean - 3.0).abs() < 1e-9);
         assert!(ratio.low <= ratio.mean && ratio.mean <= ratio.high);
+    }
+
+    #[test]
+    fn one_pair_has_no_interval_and_several_have_one_that_holds_the_mean() {
+        assert!(!interval(&[0.5]).to_string().contains("95 %"));
+        let several = interval(&[0.0, 0.1, 0.2]);
+        assert!(several.low < several.mean && several.mean < several.high);
+        assert!(several.to_string().contains("3 ABBA pairs: mean 1.11, 95 %"), "{several}");
     }
 
     #[test]

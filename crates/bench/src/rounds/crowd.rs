@@ -1,6 +1,7 @@
 //! 256 workers at once.
 
 use std::{
+    io::{self, BufRead, BufReader},
     process::{Child, Stdio},
     time::{Duration, Instant},
 };
@@ -12,7 +13,6 @@ use crate::{machine::resident, paceline::Paceline, report::Report};
 
 const WORKERS: usize = 256;
 const ROUNDS: u64 = 30;
-const ADDRESS: &str = "127.0.0.1:47871";
 
 /// Ends the processes it holds, whatever happens.
 struct Processes(Vec<Child>);
@@ -35,7 +35,7 @@ pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
         "--name",
         "crowd",
         "--bind",
-        ADDRESS,
+        "127.0.0.1:0",
         "--workers",
         &expected,
         "--model",
@@ -49,13 +49,13 @@ pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
         "--liveness",
         "60s",
     ];
-    let server = paceline.command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    let server = paceline.command(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
     let pid = server.id();
     let mut all = Processes(vec![server]);
-    wait("the server", || Ok(std::net::TcpStream::connect(ADDRESS).is_ok()))?;
+    let address = address(&mut all.0[0])?;
     let before = resident(pid).context("the server has gone")?;
     let worker = || {
-        let mut command = paceline.command(&["worker", "--connect", ADDRESS]);
+        let mut command = paceline.command(&["worker", "--connect", &address]);
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()
     };
     for _ in 0..WORKERS {
@@ -82,6 +82,16 @@ pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let note = format!("all of 257 worker processes in every round, about {rate:.0} rounds/s");
     report.at_least("crowd_rounds_closed", closed()? as f64, ROUNDS as f64, note);
     Ok(())
+}
+
+/// Where the server says that it listens; what else it says is of no interest.
+fn address(server: &mut Child) -> Result<String> {
+    let mut said = BufReader::new(server.stderr.take().context("the server says nothing")?);
+    let mut line = String::new();
+    said.read_line(&mut line)?;
+    let address = line.trim().strip_prefix("listening on ").map(str::to_owned);
+    std::thread::spawn(move || io::copy(&mut said, &mut io::sink()));
+    address.with_context(|| format!("the server does not listen: {line}"))
 }
 
 fn wait(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
