@@ -3,6 +3,7 @@
 mod limits;
 mod machine;
 mod paceline;
+mod policies;
 mod report;
 mod rounds;
 mod stats;
@@ -15,7 +16,8 @@ use crate::report::Report;
 /// Measures, prints, and writes `docs/bench/NAME.md`.
 #[derive(Debug, Parser)]
 #[command(after_help = "Benches:\n  rounds    one round from end to end: training, stragglers, \
-                        deaths, the data plane, many workers")]
+                        deaths, the data plane, many workers\n  policies  when to cut: every \
+                        trace and preset, salvage, the cost of deciding")]
 struct Args {
     /// Which bench
     name: String,
@@ -35,7 +37,8 @@ fn main() -> Result<()> {
     let mut report = Report::new(&args.name, args.quick, args.only.clone());
     match args.name.as_str() {
         "rounds" => rounds::run(&mut report)?,
-        other => bail!("there is no bench `{other}`; there is: rounds"),
+        "policies" => policies::run(&mut report)?,
+        other => bail!("there is no bench `{other}`; there are: rounds, policies"),
     }
     report.finish(args.json)
 }

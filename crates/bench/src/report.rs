@@ -30,11 +30,13 @@ pub(crate) struct Report {
     quick: bool,
     only: Option<String>,
     figures: Vec<Figure>,
+    /// Markdown that follows the figures.
+    sections: Vec<String>,
 }
 
 impl Report {
     pub(crate) fn new(bench: &str, quick: bool, only: Option<String>) -> Self {
-        Report { bench: bench.to_owned(), quick, only, figures: Vec::new() }
+        Report { bench: bench.to_owned(), quick, only, figures: Vec::new(), sections: Vec::new() }
     }
 
     pub(crate) fn quick(&self) -> bool {
@@ -78,6 +80,12 @@ impl Report {
             reason: Some("to be stated; no goal is set for it".to_owned()),
             note,
         });
+    }
+
+    /// A table or a text of its own, after the figures.
+    pub(crate) fn section(&mut self, markdown: String) {
+        eprintln!("{markdown}");
+        self.sections.push(markdown);
     }
 
     /// A figure that this run could not carry.
@@ -142,6 +150,9 @@ impl Report {
             let note = figure.skipped.as_deref().unwrap_or(&figure.note);
             let Figure { name, goal, .. } = figure;
             let _ = writeln!(text, "| {name} | {value} | {goal} | {holds} | {note} |");
+        }
+        for section in &self.sections {
+            let _ = write!(text, "\n{section}");
         }
         text
     }

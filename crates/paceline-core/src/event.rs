@@ -124,6 +124,10 @@ pub enum EventKind {
         accepted: u32,
         /// Those still working for it.
         stragglers: Vec<WorkerId>,
+        /// When the policy was asked, and how many had arrived by then. With these and the arrivals
+        /// a round can be re-driven to the same end.
+        #[serde(skip_serializing_if = "Vec::is_empty", default)]
+        asked: Vec<(Time, u32)>,
     },
     /// The round's membership is fixed; nothing more is accepted into it.
     Closed {

@@ -165,6 +165,11 @@ impl Ledger {
         }
     }
 
+    /// A range given back this often is waited for, instead of [`Self::PATIENCE`].
+    pub fn with_patience(self, patience: u32) -> Self {
+        Ledger { patience, ..self }
+    }
+
     /// The books of a saved run, over `samples` samples and up to `limit` epochs in all.
     pub fn resume(
         state: &LedgerState,

@@ -133,9 +133,14 @@ pub struct RoundMachine {
     /// Admissible contributions that came between a close and the next opening.
     pending: Vec<Arrival>,
     wake: Wake,
+    /// When the policy was asked in this round, and how many had arrived.
+    asked: Vec<(Time, u32)>,
     quorum_short_since: Option<Time>,
     events: VecDeque<Event>,
 }
+
+/// A policy is not asked again sooner than this without an arrival.
+const SHORTEST_WAIT: Duration = Duration::from_micros(1);
 
 /// When the policy wants to be asked again.
 #[derive(Debug, Clone, Copy)]
@@ -159,6 +164,7 @@ impl RoundMachine {
             cancelled: BTreeMap::new(),
             pending: Vec::new(),
             wake: Wake { at: None, arrivals: 0 },
+            asked: Vec::new(),
             quorum_short_since: Some(Time::ZERO),
             events: VecDeque::new(),
         }
@@ -206,6 +212,7 @@ impl RoundMachine {
         name: &str,
         now: Time,
     ) -> Result<(), MachineError> {
+        self.catch_up(now);
         if !self.live.insert(worker) {
             return Err(MachineError::AlreadyLive(worker));
         }
@@ -221,6 +228,7 @@ impl RoundMachine {
         why: LeaveReason,
         now: Time,
     ) -> Result<(), MachineError> {
+        self.catch_up(now);
         if !self.live.remove(&worker) {
             return Err(MachineError::Unknown(worker));
         }
@@ -247,6 +255,7 @@ impl RoundMachine {
         done: u32,
         now: Time,
     ) -> Result<(), MachineError> {
+        self.catch_up(now);
         self.work_of(worker, base)?;
         match self.phase {
             Phase::Open if base == self.roster.round.base() => {
@@ -273,6 +282,7 @@ impl RoundMachine {
         contribution: Contribution,
         now: Time,
     ) -> Result<(), MachineError> {
+        self.catch_up(now);
         let Contribution { worker, base, weight, loss, .. } = contribution;
         let given = self.work_of(worker, base)?;
         if !(weight > 0.0 && weight <= f64::from(given.samples)) {
@@ -343,9 +353,12 @@ impl RoundMachine {
         let begun = self.begun
             || self.live.len() >= self.config.expected
             || now >= Time::ZERO + self.config.join_grace;
-        let anyone = !self.pending.is_empty()
-            || self.live.iter().any(|worker| !self.roster.working.contains_key(worker));
-        self.phase == Phase::Closed && enough && begun && anyone
+        // Looks through the workers, so it is asked last.
+        let anyone = || {
+            !self.pending.is_empty()
+                || self.live.iter().any(|worker| !self.roster.working.contains_key(worker))
+        };
+        self.phase == Phase::Closed && enough && begun && anyone()
     }
 
     /// Opens the next round, its version being published: `work` is who computes which samples.
@@ -372,8 +385,12 @@ impl RoundMachine {
     /// Idle workers that the open round cannot do without: it has fewer participants than its
     /// quorum. A worker that has arrived in it is not asked twice.
     pub fn wanted(&self) -> Vec<WorkerId> {
-        let participants = self.roster.arrivals.len() + self.roster.outstanding().count();
-        if self.phase != Phase::Open || participants >= self.config.quorum.max(1) {
+        if self.phase != Phase::Open {
+            return Vec::new();
+        }
+        // Asked after every arrival: counts no further than the quorum.
+        let missing = self.config.quorum.max(1).saturating_sub(self.roster.arrivals.len());
+        if self.roster.outstanding().take(missing).count() == missing {
             return Vec::new();
         }
         let arrived = |worker: &WorkerId| {
@@ -411,6 +428,7 @@ impl RoundMachine {
     /// Decides what follows from all that was reported. Call after a batch of reports and at
     /// [`Self::next_wake`].
     pub fn decide(&mut self, now: Time) {
+        self.catch_up(now);
         self.watch_quorum(now);
         match self.phase {
             Phase::Open if self.roster.outstanding().next().is_none() => self.cut_if_complete(now),
@@ -419,6 +437,24 @@ impl RoundMachine {
                 self.close(now);
             }
             Phase::Cut { .. } | Phase::Closed => {}
+        }
+    }
+
+    /// Does what was due before now, as of when it was due. A driver may come late to a moment that
+    /// the policy asked for (timers do, and so does whoever was busy); what is decided then must not
+    /// depend on how late, or a run could not be re-driven from its log.
+    fn catch_up(&mut self, now: Time) {
+        loop {
+            match self.phase {
+                Phase::Open => match self.wake.at {
+                    Some(at) if at < now && self.roster.outstanding().next().is_some() => {
+                        self.ask_policy(at);
+                    }
+                    _ => return,
+                },
+                Phase::Cut { until } if until < now => self.close(until),
+                Phase::Cut { .. } | Phase::Closed => return,
+            }
         }
     }
 
@@ -437,11 +473,12 @@ impl RoundMachine {
         if self.wake.arrivals > 0 && !woken {
             return;
         }
+        self.asked.push((now, self.roster.arrivals.len() as u32));
         let view = self.roster.view(now);
         match self.policy.decide(&view) {
             Decision::Wait { until, arrivals } => {
                 // A moment that is already past would be asked for ever.
-                let at = until.map(|at| at.max(now + Duration::from_nanos(1)));
+                let at = until.map(|at| at.max(now + SHORTEST_WAIT));
                 self.wake = Wake { at, arrivals: arrivals.max(1) };
             }
             Decision::Cut { blocks, reason } if self.may_cut() => match blocks {
@@ -490,7 +527,8 @@ impl RoundMachine {
         self.cut_at = now;
         let trusts = self.policy.trusts(accepted as usize + stragglers.len());
         let round = self.roster.round;
-        self.emit(now, EventKind::Cut { round, reason, trusts, accepted, stragglers });
+        let asked = std::mem::take(&mut self.asked);
+        self.emit(now, EventKind::Cut { round, reason, trusts, accepted, stragglers, asked });
         self.phase = Phase::Cut { until: now + grace };
         if grace.is_zero() {
             self.close(now);

@@ -1,0 +1,29 @@
+//! Bench `policies`: when to cut, on real and synthetic run-times.
+
+mod cost;
+mod presets;
+mod study;
+mod traces;
+
+use anyhow::Result;
+
+use crate::{paceline::Paceline, report::Report};
+
+pub(crate) fn run(report: &mut Report) -> Result<()> {
+    let paceline = Paceline::build()?;
+    type Part = fn(&Paceline, &mut Report) -> Result<()>;
+    let parts: [(&str, Part); 6] = [
+        ("decisions", cost::decisions),
+        ("traces", traces::run),
+        ("presets", presets::run),
+        ("salvage", traces::salvage),
+        ("simulator", cost::simulator),
+        ("agreement", cost::agreement),
+    ];
+    for (name, part) in parts {
+        if report.wants(name) {
+            part(&paceline, report)?;
+        }
+    }
+    Ok(())
+}
