@@ -1,0 +1,148 @@
+//! Live and simulated agree: the same code decides, from the same times to the same end.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::Place;
+use paceline_core::{
+    Blocks, Contribution, Event, EventKind, Round, RoundConfig, RoundMachine, Time, WorkerId,
+};
+use paceline_policy::PolicySpec;
+use paceline_sim::{Recorded, Replay};
+use paceline_trace::{Cell, Trace, Unit};
+
+/// Cuts and closes as one can compare them.
+fn outcomes(events: &[Event]) -> Vec<String> {
+    let told = |event: &Event| match &event.kind {
+        EventKind::Cut { round, reason, accepted, stragglers, trusts, .. } => {
+            Some(format!("{} {round} {reason} {accepted} {stragglers:?} {trusts:?}", event.at))
+        }
+        EventKind::Closed { round, closes, run_times } => {
+            Some(format!("{} {round} {closes:?} {run_times:?}", event.at))
+        }
+        _ => None,
+    };
+    events.iter().filter_map(told).collect()
+}
+
+/// Drives a machine through a log: joins, openings, arrivals and questions as they were.
+fn redriven(events: &[Event], policy: &str, config: RoundConfig) -> Vec<Event> {
+    let asked: BTreeMap<Round, Vec<(Time, u32)>> = events
+        .iter()
+        .filter_map(|event| match &event.kind {
+            EventKind::Cut { round, asked, .. } => Some((*round, asked.clone())),
+            _ => None,
+        })
+        .collect();
+    let spec: PolicySpec = policy.parse().unwrap();
+    let mut machine = RoundMachine::new(config, spec.build(), Round(0));
+    let (mut questions, mut arrived) = (Vec::<(Time, u32)>::new().into_iter().peekable(), 0);
+    for event in events {
+        while let Some((at, _)) = questions.next_if(|&(at, n)| n == arrived && at <= event.at) {
+            machine.decide(at);
+        }
+        let contribution = |worker: WorkerId, base, weight, loss| Contribution {
+            worker,
+            base,
+            weight,
+            loss,
+            blocks: Blocks::All,
+        };
+        match event.kind.clone() {
+            EventKind::WorkerJoined { worker, name } => {
+                machine.handle_join(worker, &name, event.at).unwrap();
+            }
+            EventKind::WorkerLeft { worker, why } => {
+                machine.handle_leave(worker, why, event.at).unwrap();
+            }
+            EventKind::RoundStarted { round, work } => {
+                machine.open(work, event.at);
+                let these = asked.get(&round).cloned().unwrap_or_default();
+                (questions, arrived) = (these.into_iter().peekable(), 0);
+            }
+            EventKind::Enlisted { work, .. } => machine.enlist(work, event.at),
+            EventKind::Arrived { worker, base, weight, loss, .. } => {
+                arrived += 1;
+                let came = contribution(worker, base, weight, loss);
+                machine.handle_arrival(came, event.at).unwrap();
+            }
+            EventKind::Late { worker, base, weight, .. } => {
+                let came = contribution(worker, base, weight, 0.0);
+                machine.handle_arrival(came, event.at).unwrap();
+            }
+            EventKind::Aborted { worker, base, done } => {
+                machine.handle_aborted(worker, base, done, event.at).unwrap();
+            }
+            EventKind::Cut { .. } => machine.decide(event.at),
+            _ => {}
+        }
+    }
+    std::iter::from_fn(|| machine.poll_event()).collect()
+}
+
+#[test]
+fn a_live_run_re_driven_from_its_log_makes_the_same_cuts_with_the_same_members() {
+    let place = Place::new();
+    for policy in ["auto", "filter", "static:3", "deadline:0.06", "bandit"] {
+        let name = policy.replace([':', '.'], "-");
+        place
+            .run(&format!(
+                "train --model softmax --workers 4 --shards 2 --rounds 40 --nominal 15ms \
+                 --stragglers slow:3:3,stalls:3 --policy {policy} --name {name}"
+            ))
+            .ok();
+        let events = place.events(&name);
+        let config = RoundConfig { expected: 4, ..RoundConfig::default() };
+        let (live, again) = (outcomes(&events), outcomes(&redriven(&events, policy, config)));
+        assert!(live.len() >= 80, "{policy}: {} cuts and closes", live.len());
+        for (live, again) in live.iter().zip(&again) {
+            assert_eq!(live, again, "{policy}");
+        }
+    }
+}
+
+/// Who was accepted in each round, live.
+fn accepted_live(
+    place: &Place,
+    policy: &str,
+    rounds: usize,
+    stragglers: &str,
+) -> Vec<Vec<WorkerId>> {
+    let name = policy.replace([':', '.'], "-");
+    place
+        .run(&format!(
+            "train --model softmax --workers 4 --rounds {rounds} --nominal 50ms \
+             --stragglers {stragglers} --policy {policy} --name {name}"
+        ))
+        .ok();
+    let members = |event: &Event| match &event.kind {
+        EventKind::Closed { closes, .. } => {
+            Some(closes[0].members.iter().map(|&(worker, _)| worker).collect())
+        }
+        _ => None,
+    };
+    place.events(&name).iter().filter_map(members).collect()
+}
+
+/// And by the simulator, from the run-times that the workers were told to take.
+fn accepted_simulated(policy: &str, rounds: usize, times: [f64; 4]) -> Vec<Vec<WorkerId>> {
+    let mut trace = Trace::of_size("scripted", Unit::Seconds, 4);
+    (0..rounds).for_each(|_| trace.push_round(times.map(Cell::Observed)));
+    let spec: PolicySpec = policy.parse().unwrap();
+    let replay = Replay::default().run(&mut Recorded::new(&trace, 0), rounds, spec.build());
+    replay.rounds.into_iter().map(|round| round.members).collect()
+}
+
+/// Run-times so far apart that what is accepted does not hang on milliseconds.
+#[test]
+fn scripted_run_times_over_loopback_give_the_sets_that_the_simulator_gives() {
+    let place = Place::new();
+    for policy in ["full", "static:2", "static:0.75", "deadline:0.125"] {
+        let live = accepted_live(&place, policy, 10, "slow:1:2,slow:2:3,slow:3:6");
+        let simulated = accepted_simulated(policy, 10, [0.05, 0.1, 0.15, 0.3]);
+        assert_eq!(live, simulated, "{policy}");
+    }
+    let live = accepted_live(&place, "auto", 14, "slow:3:12");
+    assert_eq!(live, accepted_simulated("auto", 14, [0.05, 0.051, 0.052, 0.6]), "auto");
+}
