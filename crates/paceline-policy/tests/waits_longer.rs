@@ -16,7 +16,7 @@ fn the_second_lump_is_found_and_kept() {
         let row: Vec<Cell> = (0..n)
             .map(|_| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let late = (state >> 33) % 2 == 0;
+                let late = (state >> 33).is_multiple_of(2);
                 let jitter = ((state >> 40) % 1000) as f64 / 1000.0 * 0.02;
                 Cell::Observed(if late { 1.5 } else { 1.0 } + jitter)
             })

@@ -207,7 +207,7 @@ mod tests {
         }
         residuals.settle(0.1);
         assert!(censored > 19_000, "{censored}");
-        let found = distance(&residuals, |u| normal_survival(u));
+        let found = distance(&residuals, normal_survival);
         assert!(found < 0.03, "{found}");
         // What it replaces: the distribution of those seen, which is short.
         let naive = 1.0
