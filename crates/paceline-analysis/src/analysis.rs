@@ -117,11 +117,11 @@ pub fn analyze(trace: &Trace, options: &Options, progress: &mut dyn FnMut(Stage)
     let mut residuals = Residuals::of(trace);
     let ranking = Ranking::of(trace, &residuals);
     progress(Stage::Spread);
-    let Ratios { mut run_times, mut slowest } = Ratios::of(trace, &residuals);
+    let Ratios { run_times, slowest } = Ratios::of(trace, &residuals);
     let survival =
-        Survivals { run_times: Survival::of(&mut run_times), slowest: Survival::of(&mut slowest) };
+        Survivals { run_times: Survival::of(&run_times), slowest: Survival::of(&slowest) };
     let levels: Vec<f64> = ranking.workers.iter().map(|worker| worker.factor.ln()).collect();
-    let spread = Spread::of(trace, &residuals, &levels, &mut run_times, &mut slowest);
+    let spread = Spread::of(trace, &residuals, &levels, &run_times, &slowest);
     let changes = Changes::of(trace, &mut residuals, &mut |done| progress(Stage::Changes(done)));
     let groups = Groups::of(trace, &residuals, &mut |done| progress(Stage::Groups(done)));
     Analysis {

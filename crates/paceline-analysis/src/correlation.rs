@@ -1,6 +1,6 @@
 //! How run-times of workers move together.
 
-use pulp::Arch;
+use pulp::{Arch, NullaryFnOnce};
 
 use crate::{
     quantile::{median, robust_sd},
@@ -138,28 +138,39 @@ fn product(a: &[f32], b: &[f32]) -> f64 {
 /// The products of each of `rows` with each of `columns` (series of `width` values, end to end), row
 /// by row. Columns pass once for all rows, so rows should be few enough to stay in the cache.
 pub(crate) fn products(rows: &[f32], columns: &[f32], width: usize, out: &mut Vec<f32>) {
-    let (rows_count, columns_count) = (rows.len() / width, columns.len() / width);
     out.clear();
-    out.resize(rows_count * columns_count, 0.0);
-    Arch::new().dispatch(|| {
-        for (j, column) in columns.chunks_exact(width).enumerate() {
-            for (i, row) in rows.chunks_exact(width).enumerate() {
-                out[i * columns_count + j] = dot(row, column);
-            }
-        }
-    });
+    out.resize(rows.len() / width * (columns.len() / width), 0.0);
+    Arch::new().dispatch(Products { rows, columns, width, out });
 }
 
-#[inline(always)]
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0f32; LANES];
-    let (a, b) = (a.as_chunks::<LANES>().0, b.as_chunks::<LANES>().0);
-    for (a, b) in a.iter().zip(b) {
-        for lane in 0..LANES {
-            sums[lane] = a[lane].mul_add(b[lane], sums[lane]);
+/// A type and not a closure, so that it is compiled for the widest vectors and not called from there.
+struct Products<'a> {
+    rows: &'a [f32],
+    columns: &'a [f32],
+    width: usize,
+    out: &'a mut [f32],
+}
+
+impl NullaryFnOnce for Products<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Products { rows, columns, width, out } = self;
+        let count = columns.len() / width;
+        for (j, column) in columns.chunks_exact(width).enumerate() {
+            for (i, row) in rows.chunks_exact(width).enumerate() {
+                let mut sums = [0.0f32; LANES];
+                let chunks = row.as_chunks::<LANES>().0.iter().zip(column.as_chunks::<LANES>().0);
+                for (a, b) in chunks {
+                    for lane in 0..LANES {
+                        sums[lane] += a[lane] * b[lane];
+                    }
+                }
+                out[i * count + j] = sums.iter().sum();
+            }
         }
     }
-    sums.iter().sum()
 }
 
 #[cfg(test)]

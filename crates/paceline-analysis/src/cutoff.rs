@@ -9,7 +9,7 @@ use crate::quantile::quantile;
 const COUNTS: usize = 512;
 
 /// Rounds that the quantiles are taken over at most.
-const ROUNDS: usize = 1000;
+const ROUNDS: usize = 400;
 
 /// Waiting for a fixed count of workers in every round.
 #[derive(Debug, Clone, PartialEq, Serialize)]

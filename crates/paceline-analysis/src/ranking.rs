@@ -1,6 +1,6 @@
 //! Who is slow, and how sure that is.
 
-use paceline_trace::Trace;
+use paceline_trace::{Cell, Trace};
 use serde::Serialize;
 
 use crate::{
@@ -40,7 +40,10 @@ pub struct Slowness {
     pub probability: Option<f64>,
     /// It is slower by more than 2 %, and all these flags together are wrong one time in a hundred.
     pub slow: bool,
-    /// The share of rounds in which it was last.
+    /// The share of its run-times that are lower bounds: where there are such, it may be slower than
+    /// all of this says.
+    pub censored: f64,
+    /// The share of rounds in which it was last, and nobody with it.
     pub last: f64,
     /// S_w: how many times as long full sync took as it would have if this worker had been as fast
     /// as the others.
@@ -63,6 +66,7 @@ impl Ranking {
         let means = series.iter().map(|series| series.iter().sum::<f64>() / series.len() as f64);
         let typical = median(&mut means.filter(|mean| !mean.is_nan()).collect::<Vec<_>>());
         let what_if = WhatIf::of_workers(trace);
+        let censored = censored(trace);
         let mut quantiles = Quantiles::new(n);
         let mut workers: Vec<Slowness> = (0..n)
             .filter(|&worker| !series[worker].is_empty())
@@ -74,6 +78,7 @@ impl Ranking {
                     interval: level.interval.map(|(low, high)| (low.exp(), high.exp())),
                     probability: level.probability,
                     slow: level.slow,
+                    censored: censored[worker] / series[worker].len() as f64,
                     last: what_if.last[worker],
                     slowdown: what_if.slowdowns[worker],
                 }
@@ -99,6 +104,17 @@ impl Worst {
             slowdown: WhatIf::of(trace, &sets, 2).slowdowns[0],
         }
     }
+}
+
+/// In how many rounds each worker's run-time is a lower bound.
+fn censored(trace: &Trace) -> Vec<f64> {
+    let mut counts = vec![0.0; trace.workers().len()];
+    for round in 0..trace.rounds() {
+        for (count, cell) in counts.iter_mut().zip(trace.row(round)) {
+            *count += f64::from(u8::from(matches!(cell, Cell::Censored(_))));
+        }
+    }
+    counts
 }
 
 /// A worker's level in the logarithm.
@@ -157,7 +173,7 @@ impl Quantiles {
 
 #[cfg(test)]
 mod tests {
-    use paceline_trace::{Cell, Unit, generate};
+    use paceline_trace::{Unit, generate};
 
     use super::*;
 

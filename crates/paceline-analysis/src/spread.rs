@@ -3,10 +3,7 @@
 use paceline_trace::Trace;
 use serde::Serialize;
 
-use crate::{
-    quantile::quantile,
-    residual::{Residuals, bounds},
-};
+use crate::residual::{Residuals, bounds};
 
 /// How run-times lie. Ratios have no unit; `median` and `mean` have the trace's.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -45,22 +42,24 @@ pub struct Tail {
 }
 
 impl Tail {
-    pub(crate) fn of(ratios: &mut [f64]) -> Tail {
-        let max = ratios.iter().copied().fold(f64::NAN, f64::max);
-        let mut at = |q| quantile(ratios, q);
-        Tail { p50: at(0.5), p90: at(0.9), p99: at(0.99), p999: at(0.999), max }
+    pub(crate) fn of(sorted: &[f64]) -> Tail {
+        let at = |q: f64| {
+            let rank = (sorted.len() as f64 * q).ceil() as usize;
+            sorted.get(rank.max(1) - 1).copied().unwrap_or(f64::NAN)
+        };
+        Tail { p50: at(0.5), p90: at(0.9), p99: at(0.99), p999: at(0.999), max: at(1.0) }
     }
 }
 
 impl Spread {
     /// `levels` are the workers' own, in the logarithm; `ratios` and `slowest` those of
-    /// [`Ratios`](crate::survival::Ratios).
+    /// [`Ratios`](crate::survival::Ratios), sorted.
     pub(crate) fn of(
         trace: &Trace,
         residuals: &Residuals,
         levels: &[f64],
-        ratios: &mut [f64],
-        slowest: &mut [f64],
+        ratios: &[f64],
+        slowest: &[f64],
     ) -> Spread {
         let (mut sum, mut there, mut variation, mut rounds) = (0.0, 0usize, 0.0, 0usize);
         for round in 0..trace.rounds() {

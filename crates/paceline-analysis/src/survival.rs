@@ -25,15 +25,14 @@ pub struct Survival {
 }
 
 impl Survival {
-    /// Shares fall by equal factors from 1 to one in all; the ratios are sorted.
-    pub(crate) fn of(ratios: &mut [f64]) -> Survival {
-        ratios.sort_unstable_by(f64::total_cmp);
-        let n = ratios.len();
+    /// Shares fall by equal factors from 1 to one in all.
+    pub(crate) fn of(sorted: &[f64]) -> Survival {
+        let n = sorted.len();
         let mut points: Vec<(f64, f64)> = Vec::new();
         for i in 0..POINTS {
             let share = (n as f64).powf(-(i as f64) / (POINTS - 1) as f64);
             let longer = ((n as f64 * share).round() as usize).clamp(1, n.max(1));
-            let Some(&x) = ratios.get(n.wrapping_sub(longer)) else { break };
+            let Some(&x) = sorted.get(n.wrapping_sub(longer)) else { break };
             if points.last().is_none_or(|last| last.0 < x) {
                 points.push((x, longer as f64 / n as f64));
             }
@@ -42,7 +41,7 @@ impl Survival {
     }
 }
 
-/// Run-times over the median of their round, and each round's slowest over it.
+/// Run-times over the median of their round, and each round's slowest over it, sorted.
 pub(crate) struct Ratios {
     pub(crate) run_times: Vec<f64>,
     pub(crate) slowest: Vec<f64>,
@@ -56,7 +55,10 @@ impl Ratios {
             run_times.extend(bounds(trace, round).filter(|x| !x.is_nan()).map(|x| x * scale));
         }
         let both = residuals.slowest.iter().zip(&residuals.medians);
-        let slowest = both.map(|(s, m)| (s - m).exp()).filter(|ratio| !ratio.is_nan()).collect();
+        let mut slowest: Vec<f64> =
+            both.map(|(s, m)| (s - m).exp()).filter(|ratio| !ratio.is_nan()).collect();
+        run_times.sort_unstable_by(f64::total_cmp);
+        slowest.sort_unstable_by(f64::total_cmp);
         Ratios { run_times, slowest }
     }
 }
@@ -68,9 +70,9 @@ mod tests {
     #[test]
     fn a_pareto_tail_is_a_straight_line_in_logarithms() {
         let n = 100_000;
-        let mut ratios: Vec<f64> =
-            (0..n).map(|i| ((f64::from(i) + 0.5) / f64::from(n)).powf(-0.5)).collect();
-        let curve = Survival::of(&mut ratios);
+        let ratios: Vec<f64> =
+            (0..n).rev().map(|i| ((f64::from(i) + 0.5) / f64::from(n)).powf(-0.5)).collect();
+        let curve = Survival::of(&ratios);
         assert!(curve.points.len() > 40);
         for (x, share) in &curve.points[..curve.points.len() - 8] {
             assert!((share.ln() / x.ln().max(1e-9) + 2.0).abs() < 0.1 || *x < 1.05, "{x} {share}");
@@ -80,7 +82,7 @@ mod tests {
 
     #[test]
     fn one_value_and_none_are_no_trouble() {
-        assert_eq!(Survival::of(&mut [2.0]).points, [(2.0, 1.0)]);
-        assert_eq!(Survival::of(&mut []).points, []);
+        assert_eq!(Survival::of(&[2.0]).points, [(2.0, 1.0)]);
+        assert_eq!(Survival::of(&[]).points, []);
     }
 }

@@ -24,7 +24,7 @@ use crate::traces::Source;
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   paceline analyze                                   an embedded sample, to see what comes out
-  paceline analyze times.csv.gz                      columns iteration,worker,seconds, or a column a worker
+  paceline analyze times.csv.gz                      rows iteration,worker,seconds
   paceline analyze ops.parquet --html page.html      with charts, as one page
   paceline analyze runs/cnn-001 --run-length 720h    a run of paceline; hours saved of a month
   paceline analyze log.csv --columns step,rank,took  columns that are called otherwise

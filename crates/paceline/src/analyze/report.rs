@@ -4,7 +4,7 @@ use paceline_analysis::{Analysis, Cutoff, Shift};
 use paceline_trace::{Cell, Trace};
 
 use super::words::{
-    change, counted, headline, names, percent, shift, slow_workers, span, sure, times,
+    change, counted, headline, names, percent, shift, slow_workers, slowness, span, sure, times,
 };
 use crate::page::{Axis, LineChart, Page, Picture, Section, Series, Shade, Table, short};
 
@@ -128,10 +128,12 @@ fn picture(trace: &Trace) -> Picture {
 fn over_time(trace: &Trace, analysis: &Analysis) -> LineChart {
     let (mut row, mut typical, mut slowest) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..trace.rounds() {
-        trace.sorted_row(round, &mut row);
-        if let Some(last) = row.last() {
-            typical.push((round as f64, row[row.len() / 2]));
-            slowest.push((round as f64, *last));
+        row.clear();
+        row.extend(trace.row(round).filter_map(Cell::bound));
+        if !row.is_empty() {
+            let middle = row.len() / 2;
+            typical.push((round as f64, *row.select_nth_unstable_by(middle, f64::total_cmp).1));
+            slowest.push((round as f64, row.iter().copied().fold(0.0, f64::max)));
         }
     }
     let shifts = analysis.changes.workers.iter().take(3);
@@ -211,7 +213,7 @@ fn workers(analysis: &Analysis) -> Section {
         let interval = worker.interval.map(|(low, high)| format!("{low:.2}–{high:.2}"));
         table.row([
             worker.worker.clone(),
-            times(worker.factor),
+            slowness(worker),
             interval.unwrap_or_else(|| "?".into()),
             worker.probability.map_or("?".into(), sure),
             percent(worker.last),

@@ -5,7 +5,9 @@ use std::fmt::Write;
 
 use paceline_analysis::{Analysis, Cutoff};
 
-use super::words::{change, headline, names, percent, shift, slow_workers, span, sure, times};
+use super::words::{
+    change, headline, names, percent, shift, slow_workers, slowness, span, sure, times,
+};
 
 /// Rows of a table at most.
 const ROWS: usize = 5;
@@ -121,7 +123,7 @@ fn workers(analysis: &Analysis) -> String {
         let known = worker.interval.is_some();
         vec![
             clipped(&worker.worker),
-            times(worker.factor),
+            slowness(worker),
             if known { format!("{low:.2}–{high:.2}") } else { "?".to_owned() },
             worker.probability.map_or("?".to_owned(), sure),
             percent(worker.last),

@@ -1,6 +1,6 @@
 //! Findings in words, the same for terminal and page.
 
-use paceline_analysis::{Analysis, Change, Ranking, Shift};
+use paceline_analysis::{Analysis, Change, Ranking, Shift, Slowness};
 
 use crate::page::short;
 
@@ -27,6 +27,12 @@ pub(super) fn times(ratio: f64) -> String {
         x if x >= 9.95 => format!("{}×", short(x)),
         x => format!("{x:.2}×"),
     }
+}
+
+/// How slow a worker is; at least so slow where its run-times are in part lower bounds.
+pub(super) fn slowness(worker: &Slowness) -> String {
+    let least = if worker.censored > 0.0 { "≥ " } else { "" };
+    format!("{least}{}", times(worker.factor))
 }
 
 /// A time, in the unit that suits it; a bare number where the unit is relative.
@@ -83,10 +89,15 @@ pub(super) fn headline(analysis: &Analysis) -> [String; 3] {
         count if count == *workers && best == "1.00×" => {
             format!("No fixed cutoff is faster than waiting for all {workers}.")
         }
-        count => format!(
-            "Best fixed cutoff: wait for {count} of {workers}; {best} as fast{}.",
-            saved(cost.fixed.gain, worst.map(|worst| worst.fixed_gain))
-        ),
+        count => {
+            let at_worst = worst.map(|worst| worst.fixed_count);
+            let counts = match at_worst.filter(|other| *other != count) {
+                Some(other) => format!("{} to {}", count.min(other), count.max(other)),
+                None => count.to_string(),
+            };
+            let saved = saved(cost.fixed.gain, worst.map(|worst| worst.fixed_gain));
+            format!("Best fixed cutoff: wait for {counts} of {workers}; {best} as fast{saved}.")
+        }
     };
     let most = range(times(cost.oracle.gain), worst.map(|worst| times(worst.oracle_gain)));
     let third = format!(
@@ -110,7 +121,7 @@ pub(super) fn slow_workers(ranking: &Ranking, most: usize) -> String {
         many => format!("the {} most costly ({})", many.len(), names(many, most)),
     };
     let cost = match times(worst.slowdown) {
-        none if none == "1.00×" => "no few of them hold full sync up".to_owned(),
+        none if none == "1.00×" => "no few workers hold full sync up".to_owned(),
         longer => format!("because of {who} full sync took {longer} as long"),
     };
     format!("{slow} surely slower than typical; {cost}")

@@ -111,9 +111,9 @@ impl LineChart {
         let plot = Plot { x, y };
         let mut html = format!("<figure>\n<figcaption>{}</figcaption>\n", Escaped(&self.title));
         html += &self.legend();
-        let _ = write!(
+        let _ = writeln!(
             html,
-            "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">\n",
+            "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
             Escaped(&self.title)
         );
         html += &plot.axes(&self.x.label, &self.y.label);
@@ -171,10 +171,10 @@ impl Plot {
         let mut svg = String::new();
         for tick in self.y.ticks(6) {
             let Some(at) = self.up(tick) else { continue };
-            let _ = write!(
+            let _ = writeln!(
                 svg,
                 "<path class=\"grid\" d=\"M{LEFT} {at:.1}H{right}\"/><text class=\"tick\" x=\"{:.1}\" \
-                 y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
+                 y=\"{:.1}\" text-anchor=\"end\">{}</text>",
                 LEFT - 6.0,
                 at + 4.0,
                 short(tick)
@@ -182,19 +182,19 @@ impl Plot {
         }
         for tick in self.x.ticks(7) {
             let Some(at) = self.across(tick) else { continue };
-            let _ = write!(
+            let _ = writeln!(
                 svg,
                 "<path class=\"grid\" d=\"M{at:.1} {TOP}V{floor}\"/><text class=\"tick\" \
-                 x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n",
+                 x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
                 floor + 17.0,
                 short(tick)
             );
         }
-        let _ = write!(
+        let _ = writeln!(
             svg,
             "<path class=\"axis\" d=\"M{LEFT} {TOP}V{floor}H{right}\"/>\n<text class=\"label\" \
              x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n<text class=\"label\" \
-             transform=\"translate(13 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
+             transform=\"translate(13 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
             (LEFT + right) / 2.0,
             HEIGHT - 8.0,
             Escaped(x_label),
@@ -234,10 +234,10 @@ impl Plot {
         let mut svg = String::new();
         for &(x, y) in points.iter().step_by(points.len().div_ceil(TIPS).max(1)) {
             let Some((across, up)) = self.at((x, y)) else { continue };
-            let _ = write!(
+            let _ = writeln!(
                 svg,
                 "<circle class=\"tip c{colour}\" cx=\"{across:.1}\" cy=\"{up:.1}\" r=\"6\">\
-                 <title>{}: {} at {}</title></circle>\n",
+                 <title>{}: {} at {}</title></circle>",
                 Escaped(name),
                 short(y),
                 short(x)

@@ -93,9 +93,9 @@ impl Picture {
         html += &self.axes(floor, across, *rows as f64, *columns as f64);
         html += "</svg>\n";
         if *per_pixel != (1, 1) {
-            let _ = write!(
+            let _ = writeln!(
                 html,
-                "<p class=\"note\">A dot is the largest of {} × {} cells.</p>\n",
+                "<p class=\"note\">A dot is the largest of {} × {} cells.</p>",
                 per_pixel.0, per_pixel.1
             );
         }
@@ -106,28 +106,28 @@ impl Picture {
         let mut svg = String::new();
         for tick in Span::exactly(Scale::Linear, 0.0, columns).ticks(8) {
             let at = LEFT + tick / columns * across;
-            let _ = write!(
+            let _ = writeln!(
                 svg,
-                "<text class=\"tick\" x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n",
+                "<text class=\"tick\" x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
                 floor + 17.0,
                 short(tick)
             );
         }
         for tick in Span::exactly(Scale::Linear, 0.0, rows).ticks(6) {
             let at = 8.0 + tick / rows * (floor - 8.0);
-            let _ = write!(
+            let _ = writeln!(
                 svg,
-                "<text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
+                "<text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
                 LEFT - 6.0,
                 at + 4.0,
                 short(tick)
             );
         }
-        let _ = write!(
+        let _ = writeln!(
             svg,
             "<path class=\"axis\" d=\"M{LEFT} 8V{floor}H{:.1}\"/>\n<text class=\"label\" \
              x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n<text class=\"label\" \
-             transform=\"translate(13 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
+             transform=\"translate(13 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
             LEFT + across,
             LEFT + across / 2.0,
             floor + 38.0,

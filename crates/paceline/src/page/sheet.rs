@@ -57,7 +57,7 @@ impl Section {
     pub(crate) fn new(title: &str) -> Section {
         let mut html = "<section>\n".to_owned();
         if !title.is_empty() {
-            let _ = write!(html, "<h2>{}</h2>\n", Escaped(title));
+            let _ = writeln!(html, "<h2>{}</h2>", Escaped(title));
         }
         Section { html, in_figures: false }
     }
