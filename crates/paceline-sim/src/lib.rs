@@ -3,10 +3,12 @@
 
 mod replay;
 mod scripted;
+mod system;
 mod timed;
 mod world;
 
 pub use replay::{Outcome, Replay, RoundOutcome};
 pub use scripted::Scripted;
+pub use system::{PRESETS, System, SystemOutcome, SystemRound, SystemSpec};
 pub use timed::Cost;
 pub use world::{Drawn, Recorded, World};

@@ -11,6 +11,7 @@ mod event_log;
 mod host;
 mod launch;
 mod page;
+mod progress;
 mod run_dir;
 mod server;
 mod session;

@@ -1,7 +1,6 @@
 //! `paceline analyze`: what stragglers cost, and what could be saved at all.
 
 mod args;
-pub(crate) mod progress;
 mod report;
 mod text;
 mod words;
@@ -14,8 +13,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use paceline_analysis::{Analysis, analyze};
 
+use crate::progress::Progress;
 pub(crate) use args::AnalyzeArgs;
-use progress::Progress;
 use report::Report;
 
 use crate::traces::Source;

@@ -5,6 +5,7 @@ use std::{fmt, path::PathBuf, str::FromStr};
 use clap::Args;
 use paceline_core::Straggler;
 use paceline_policy::{PolicySpec, PolicySpecError};
+use paceline_sim::SystemSpec;
 
 use crate::traces::{TraceArgs, not_negative};
 
@@ -35,6 +36,11 @@ pub(crate) struct SimulateArgs {
     /// The least contributions that a round may close with
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) quorum: u32,
+    /// Simulate the network and the shards too: lan, wan, high-communication or tiny, with changes
+    /// after a colon (lan:model=1GB,shards=8; also server-bandwidth, worker-bandwidth, slow-shard,
+    /// delay, fold). The trace is then how long workers compute
+    #[arg(long, value_name = "SYSTEM")]
+    pub(super) system: Option<SystemSpec>,
     /// Print one JSON object a trace, policy, seed and line
     #[arg(long)]
     pub(super) json: bool,

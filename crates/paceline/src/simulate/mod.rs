@@ -3,6 +3,7 @@
 mod args;
 mod report;
 mod study;
+mod system;
 mod text;
 
 use std::{
@@ -15,9 +16,10 @@ use anyhow::{Context, Result};
 
 pub(crate) use args::SimulateArgs;
 use report::Report;
+use serde::Serialize;
 use study::{Row, study};
 
-use crate::{analyze::progress::Progress, page::write_whole, traces::Source};
+use crate::{page::write_whole, progress::Progress, traces::Source};
 
 /// Shown by `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -28,6 +30,8 @@ Examples:
   paceline simulate ops.parquet --straggler salvage        finished micro-batches count
   paceline simulate --synthetic nodes158-stalls --policy auto,filter:commit,oracle --seeds 5
   paceline simulate times.csv --overhead 0.1x --json       one object a line, for machines
+  paceline simulate times.csv --system lan:model=1GB --policy full,auto
+                                                           with network and shards
   paceline simulate times.csv --html page.html             charts of the cutoff over time
 
 A run-time past the cut is not seen by the policy, only that it is longer (--straggler abort).
@@ -41,9 +45,19 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode> {
         let progress = Progress::new();
         progress.say(format!("reading {source}"));
         let trace = args.traces.load(source)?;
-        let rows = study(source, &trace, args, |done, all| {
+        let tell = |done: usize, all: usize| {
             progress.say(format!("{}: replay {done} of {all}", trace.name()));
-        })?;
+        };
+        if let Some(spec) = args.system {
+            let rows = system::study(spec, source, &trace, args, tell)?;
+            drop(progress);
+            say_if_sample(source);
+            if !print(&rows, system::text, args.json, i > 0)? {
+                break;
+            }
+            continue;
+        }
+        let rows = study(source, &trace, args, tell)?;
         if args.decisions.is_some() {
             rows.iter().for_each(|row| write_decisions(row, &mut decisions));
         }
@@ -51,10 +65,8 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode> {
             report.add(&rows);
         }
         drop(progress);
-        if matches!(source, Source::Sample) {
-            eprintln!("no trace was named: this is the embedded sample (--help has examples)");
-        }
-        if !print(&rows, trace.censored_share(), args.json, i > 0)? {
+        say_if_sample(source);
+        if !print(&rows, |rows| text::text(rows, trace.censored_share()), args.json, i > 0)? {
             break;
         }
     }
@@ -69,8 +81,19 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn say_if_sample(source: &Source) {
+    if matches!(source, Source::Sample) {
+        eprintln!("no trace was named: this is the embedded sample (--help has examples)");
+    }
+}
+
 /// Prints one trace's study; false when nobody reads any more.
-fn print(rows: &[Row], censored: f64, json: bool, apart: bool) -> Result<bool> {
+fn print<R: Serialize>(
+    rows: &[R],
+    for_people: impl Fn(&[R]) -> String,
+    json: bool,
+    apart: bool,
+) -> Result<bool> {
     let mut text = if apart && !json { "\n".to_owned() } else { String::new() };
     if json {
         for row in rows {
@@ -78,7 +101,7 @@ fn print(rows: &[Row], censored: f64, json: bool, apart: bool) -> Result<bool> {
             text.push('\n');
         }
     } else {
-        text += &text::text(rows, censored);
+        text += &for_people(rows);
     }
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

@@ -1,0 +1,353 @@
+//! The coordinator, the network and the workers, moment by moment.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap},
+    ops::Range,
+    time::Duration,
+};
+
+use paceline_core::{
+    Blocks, Contribution, Coordinator, CutReason, EventKind, LeaveReason, Ledger, Phase, Policy,
+    Round, RoundConfig, ShardId, Straggler, Time, Version, Work, WorkerId,
+};
+
+use super::{
+    System, SystemOutcome, SystemRound,
+    network::{Network, Way},
+    task::Task,
+};
+use crate::{timed::Cost, world::World};
+
+/// Everything there is, at one moment.
+pub(super) struct Driver<'a> {
+    system: System,
+    world: &'a mut dyn World,
+    coordinator: Coordinator,
+    network: Network,
+    tasks: Vec<Task>,
+    /// When each gradient in the making begins to reach the shards: moment, worker, version.
+    computing: BinaryHeap<Reverse<(Time, WorkerId, Version)>>,
+    /// What is under way otherwise, by the moment it takes effect and the order it was sent in.
+    messages: BTreeMap<(Time, u64), Message>,
+    sent: u64,
+    now: Time,
+    /// When the present round's time began: at the last publication.
+    began: Time,
+    /// Until when shards are folding what was accepted.
+    folding: Time,
+    /// The busiest shard's load, times seconds.
+    busy: f64,
+    late: u64,
+    open: Observed,
+}
+
+/// What is under way to many workers or from them.
+enum Message {
+    /// Requests for parameters, at the shards.
+    Pull(Vec<(WorkerId, Task)>),
+    /// A cut, at its stragglers.
+    Cut(Version, Vec<WorkerId>),
+    /// That they have stopped, at the coordinator.
+    Aborted(Version, Vec<WorkerId>),
+    /// The update is applied on every shard.
+    Published,
+}
+
+/// What was seen of the present round.
+#[derive(Default)]
+struct Observed {
+    accepted: f64,
+    given: usize,
+    /// The last arrival's pull, compute and push.
+    last: [f64; 3],
+    reason: Option<CutReason>,
+    closed: Time,
+    published: bool,
+}
+
+impl<'a> Driver<'a> {
+    pub(super) fn new(
+        system: &System,
+        world: &'a mut dyn World,
+        policy: Box<dyn Policy>,
+    ) -> Driver<'a> {
+        let straggler = match system.straggler {
+            Straggler::Salvage => Straggler::Abort,
+            other => other,
+        };
+        let config = RoundConfig {
+            quorum: system.quorum,
+            // Who is absent from a trace comes back in a later round of it.
+            quorum_grace: Duration::MAX,
+            straggler,
+            ..RoundConfig::default()
+        };
+        let ledger = Ledger::new(u32::MAX, None).with_patience(system.patience);
+        let batch = world.micro_batches() as u32;
+        let shards = system.spec.shards;
+        Driver {
+            system: System { straggler, ..*system },
+            coordinator: Coordinator::new(config, policy, ledger, batch, shards, Round(0)),
+            network: Network::new(&system.spec, world.workers()),
+            tasks: vec![Task::default(); world.workers()],
+            world,
+            computing: BinaryHeap::new(),
+            messages: BTreeMap::new(),
+            sent: 0,
+            now: Time::ZERO,
+            began: Time::ZERO,
+            folding: Time::ZERO,
+            busy: 0.0,
+            late: 0,
+            open: Observed::default(),
+        }
+    }
+
+    /// One round, from the last publication to its own; `None` if nobody is there for it.
+    pub(super) fn round(&mut self) -> Option<SystemRound> {
+        self.world.next_round(self.now.since(self.began).as_secs_f64());
+        self.attend();
+        self.began = self.now;
+        self.open = Observed::default();
+        loop {
+            self.settle();
+            if self.open.published {
+                return Some(self.seen());
+            }
+            self.coordinator.advance(self.now);
+            self.act();
+            let next = self.next()?.max(self.now);
+            self.busy += self.network.load() * next.since(self.now).as_secs_f64();
+            self.now = next;
+        }
+    }
+
+    pub(super) fn outcome(&self, rounds: Vec<SystemRound>, cost: Cost) -> SystemOutcome {
+        let seconds = self.now.as_secs_f64();
+        SystemOutcome {
+            rounds,
+            seconds,
+            server_utilisation: if seconds > 0.0 { self.busy / seconds } else { 0.0 },
+            samples: self.coordinator.ledger().counts(),
+            ledger_balanced: self.coordinator.ledger().report().balanced,
+            late: self.late,
+            cost,
+        }
+    }
+
+    fn seen(&self) -> SystemRound {
+        let [pull, compute, push] = self.open.last;
+        let seconds = self.now.since(self.began).as_secs_f64();
+        let overhead = self.now.since(self.open.closed).as_secs_f64();
+        SystemRound {
+            accepted: self.open.accepted / self.world.micro_batches() as f64,
+            given: self.open.given,
+            seconds,
+            pull,
+            compute,
+            push,
+            wait: (seconds - pull - compute - push - overhead).max(0.0),
+            overhead,
+            reason: self.open.reason.unwrap_or(CutReason::AllArrived),
+        }
+    }
+
+    /// Those the world has in this round are live, the others are not.
+    fn attend(&mut self) {
+        let live: Vec<WorkerId> = self.coordinator.machine().live().collect();
+        let mut live = live.into_iter().peekable();
+        let base = self.coordinator.machine().round().base();
+        for index in 0..self.world.workers() {
+            let worker = WorkerId(index as u32);
+            let was = live.next_if_eq(&worker).is_some();
+            let is = self.world.run_time(index).is_some();
+            if was && !is {
+                self.network.leave(index, self.now);
+                // What is under way to it is of older versions.
+                self.tasks[index] = Task::given_up(Version(base.0.saturating_sub(1)));
+                let why = LeaveReason::Disconnected;
+                self.coordinator.handle_leave(worker, why, self.now).expect("it was live");
+            } else if !was && is {
+                self.coordinator.handle_join(worker, "", self.now).expect("it was not live");
+            }
+        }
+    }
+
+    /// The next moment at which something happens.
+    fn next(&mut self) -> Option<Time> {
+        // What was given up would move the clock for nothing.
+        while let Some(&Reverse((_, worker, base))) = self.computing.peek()
+            && !self.tasks[worker.0 as usize].is_at(base)
+        {
+            self.computing.pop();
+        }
+        let computed = self.computing.peek().map(|Reverse((at, ..))| *at);
+        let message = self.messages.keys().next().map(|&(at, _)| at);
+        let closed = self.coordinator.machine().phase() == Phase::Closed;
+        let wake = self.coordinator.next_wake().filter(|_| !closed);
+        [computed, message, self.network.next(), wake].into_iter().flatten().min()
+    }
+
+    /// All that happens by now.
+    fn settle(&mut self) {
+        loop {
+            if let Some(entry) = self.messages.first_entry()
+                && entry.key().0 <= self.now
+            {
+                let message = entry.remove();
+                self.deliver(message);
+            } else if let Some((worker, way, shards)) = self.network.ended(self.now) {
+                self.transferred(worker, way, shards);
+            } else if let Some(&Reverse((at, worker, base))) = self.computing.peek()
+                && at <= self.now
+            {
+                self.computing.pop();
+                if self.tasks[worker.0 as usize].is_at(base) {
+                    self.push(worker, base);
+                }
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn deliver(&mut self, message: Message) {
+        match message {
+            Message::Pull(work) => {
+                work.into_iter().for_each(|(worker, task)| self.pull(worker, task))
+            }
+            Message::Cut(base, workers) => self.hear_cut(base, workers),
+            Message::Aborted(base, workers) => {
+                for worker in workers {
+                    // Who left meanwhile has nothing to give up.
+                    let _ = self.coordinator.handle_aborted(worker, base, 0, self.now);
+                }
+            }
+            Message::Published => {
+                self.coordinator.handle_published();
+                self.open.published = true;
+            }
+        }
+    }
+
+    /// A worker asks for its parameters, unless it has heard of the cut before they were sent.
+    fn pull(&mut self, worker: WorkerId, task: Task) {
+        let index = worker.0 as usize;
+        if self.tasks[index].base >= task.base {
+            return;
+        }
+        self.tasks[index] = Task { left: self.system.spec.shards, ..task };
+        if !self.network.enter(Way::Pull, index, self.now) {
+            self.compute(worker);
+        }
+    }
+
+    /// The last byte of the parameters leaves the shards.
+    fn compute(&mut self, worker: WorkerId) {
+        let delay = self.system.spec.delay;
+        let task = &mut self.tasks[worker.0 as usize];
+        task.pulled = self.now + delay;
+        let base = task.base.expect("it has work");
+        self.computing.push(Reverse((task.pulled + task.compute + delay, worker, base)));
+    }
+
+    /// The first byte of a gradient reaches the shards, and word of it the coordinator.
+    fn push(&mut self, worker: WorkerId, base: Version) {
+        let shards = self.system.spec.shards;
+        let task = &mut self.tasks[worker.0 as usize];
+        task.left = shards;
+        let weight = f64::from(task.samples);
+        let contribution = Contribution { worker, base, weight, loss: 0.0, blocks: Blocks::All };
+        self.coordinator.handle_done(contribution, self.now).expect("it was given that work");
+        if !self.network.enter(Way::Push, worker.0 as usize, self.now) {
+            self.staged(worker, 0..shards);
+        }
+    }
+
+    fn transferred(&mut self, worker: usize, way: Way, shards: Range<u32>) {
+        let id = WorkerId(worker as u32);
+        match way {
+            Way::Push => self.staged(id, shards),
+            Way::Pull => {
+                self.tasks[worker].left -= shards.len() as u32;
+                if self.tasks[worker].left == 0 {
+                    self.compute(id);
+                }
+            }
+        }
+    }
+
+    fn staged(&mut self, worker: WorkerId, shards: Range<u32>) {
+        let task = &mut self.tasks[worker.0 as usize];
+        task.left -= shards.len() as u32;
+        task.alive = task.left > 0;
+        let base = task.base.expect("it has work");
+        for shard in shards {
+            let staged = self.coordinator.handle_staged(worker, base, ShardId(shard), self.now);
+            staged.expect("what is whole was given and said");
+        }
+    }
+
+    /// Stragglers stop where they are and say so.
+    fn hear_cut(&mut self, base: Version, workers: Vec<WorkerId>) {
+        let mut stopped = Vec::with_capacity(workers.len());
+        for worker in workers {
+            let index = worker.0 as usize;
+            let task = &mut self.tasks[index];
+            // It may have delivered meanwhile, or not have heard of the round yet.
+            if task.is_at(base) || task.base < Some(base) {
+                *task = Task::given_up(base);
+                self.network.leave(index, self.now);
+                stopped.push(worker);
+            }
+        }
+        self.send(Message::Aborted(base, stopped), self.now + self.system.spec.delay);
+    }
+
+    fn send(&mut self, message: Message, at: Time) {
+        self.messages.insert((at, self.sent), message);
+        self.sent += 1;
+    }
+
+    /// Does what the coordinator decided.
+    fn act(&mut self) {
+        let spec = self.system.spec;
+        while let Some(event) = self.coordinator.poll_event() {
+            match event.kind {
+                EventKind::RoundStarted { round, work } => self.hand_out(round.base(), &work),
+                EventKind::Enlisted { round, work } => self.hand_out(round.base(), &[work]),
+                EventKind::Arrived { worker, weight, .. } => {
+                    self.open.accepted += weight;
+                    self.open.last = self.tasks[worker.0 as usize].split(event.at);
+                    self.folding = self.folding.max(event.at) + spec.pass();
+                }
+                EventKind::Late { .. } => self.late += 1,
+                EventKind::Cut { round, reason, stragglers, .. } => {
+                    self.open.reason = Some(reason);
+                    if self.system.straggler != Straggler::Finish && !stragglers.is_empty() {
+                        self.send(Message::Cut(round.base(), stragglers), self.now + spec.delay);
+                    }
+                }
+                EventKind::Closed { .. } => {
+                    self.open.closed = event.at;
+                    let published = self.folding.max(event.at) + spec.pass();
+                    self.send(Message::Published, published);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Work goes to the workers and their requests to the shards: two ways.
+    fn hand_out(&mut self, base: Version, work: &[Work]) {
+        let requests = work.iter().map(|work| {
+            let seconds = self.world.run_time(work.worker.0 as usize);
+            let compute = Duration::from_secs_f64(seconds.expect("who is absent is not live"));
+            (work.worker, Task::new(work, base, compute, self.now))
+        });
+        let requests: Vec<(WorkerId, Task)> = requests.collect();
+        self.open.given += requests.len();
+        self.send(Message::Pull(requests), self.now + 2 * self.system.spec.delay);
+    }
+}

@@ -1,0 +1,64 @@
+//! The whole system in simulated time: workers, shards and the network between them, driven by the
+//! production [`Coordinator`](paceline_core::Coordinator).
+//!
+//! What is modelled: a round's work reaches a worker after one delay, its request the shards after
+//! another; the parameters come over the shards' links, shared fairly, and take one more delay; the
+//! worker computes as long as its [`World`](crate::World) says; its gradient takes a delay and the
+//! shards' links again. Shards fold what is accepted, one contribution after the other; after the
+//! close they complete that and apply the update, and then the next round may open. So pull, push,
+//! queueing and aggregation are inside the run-times that a policy sees and the overhead that it
+//! bears.
+
+mod driver;
+mod link;
+mod network;
+mod outcome;
+mod preset;
+mod spec;
+mod task;
+
+use paceline_core::{Ledger, Policy, Straggler};
+
+use self::driver::Driver;
+pub use self::{
+    outcome::{SystemOutcome, SystemRound},
+    preset::PRESETS,
+    spec::SystemSpec,
+};
+use crate::{timed::Timed, world::World};
+
+/// A system to be simulated.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct System {
+    /// Shards and network.
+    pub spec: SystemSpec,
+    /// What those past the cut do: they abort when the cut reaches them, or finish. Salvage is
+    /// taken for abort.
+    pub straggler: Straggler,
+    /// No round closes with fewer.
+    pub quorum: usize,
+    /// A range of samples given back this often is waited for.
+    pub patience: u32,
+}
+
+impl System {
+    /// Stragglers abort, the rest is as in production.
+    pub fn new(spec: SystemSpec) -> System {
+        System { spec, straggler: Straggler::Abort, quorum: 1, patience: Ledger::PATIENCE }
+    }
+
+    /// Runs so many rounds of `world`. Rounds in which nobody was there are left out. The same
+    /// world and policy give the same outcome bit for bit, but for [`SystemOutcome::cost`].
+    pub fn run(
+        &self,
+        world: &mut dyn World,
+        rounds: usize,
+        policy: Box<dyn Policy>,
+    ) -> SystemOutcome {
+        let (policy, cost) = Timed::new(policy);
+        let mut driver = Driver::new(self, world, Box::new(policy));
+        let rounds = (0..rounds).filter_map(|_| driver.round()).collect();
+        let cost = cost.lock().expect("nobody panicked with it").clone();
+        driver.outcome(rounds, cost)
+    }
+}

@@ -1,0 +1,102 @@
+//! All shards' links, as the workers see them.
+
+use std::ops::Range;
+
+use paceline_core::Time;
+
+use super::{SystemSpec, link::Link};
+
+/// Which way a transfer goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Parameters, from the shards to a worker.
+    Pull,
+    /// A gradient, from a worker to the shards.
+    Push,
+}
+
+/// The links of every shard. A worker transfers its part of the model with all shards at once, and
+/// each of these transfers has the same share of the worker's own link.
+///
+/// Shards that are alike hold equal parts and are asked for them at the same moments, so one link
+/// stands for all of them: the cost of a run does not grow with their number.
+#[derive(Debug, Clone)]
+pub(super) struct Network {
+    /// Empty where there is nothing to transfer.
+    groups: Vec<Group>,
+}
+
+/// Shards that are alike.
+#[derive(Debug, Clone)]
+struct Group {
+    shards: Range<u32>,
+    pull: Link,
+    push: Link,
+}
+
+impl Network {
+    pub(super) fn new(spec: &SystemSpec, workers: usize) -> Network {
+        let part = spec.part();
+        let cap = spec.worker_bandwidth / f64::from(spec.shards);
+        let group = |shards: Range<u32>, bandwidth: f64| {
+            let link = Link::new(workers, part, bandwidth, cap);
+            Group { shards, pull: link.clone(), push: link }
+        };
+        let mut groups = Vec::new();
+        if part > 0.0 {
+            let slow = u32::from(spec.slow_shard < 1.0);
+            groups.push(group(0..slow, spec.server_bandwidth * spec.slow_shard));
+            groups.push(group(slow..spec.shards, spec.server_bandwidth));
+            groups.retain(|group| !group.shards.is_empty());
+        }
+        Network { groups }
+    }
+
+    /// Begins a worker's transfers; false if there is nothing to transfer.
+    pub(super) fn enter(&mut self, way: Way, worker: usize, now: Time) -> bool {
+        self.groups.iter_mut().for_each(|group| group.link(way).enter(worker, now));
+        !self.groups.is_empty()
+    }
+
+    /// Stops a worker's transfers, both ways.
+    pub(super) fn leave(&mut self, worker: usize, now: Time) {
+        for group in &mut self.groups {
+            group.pull.leave(worker, now);
+            group.push.leave(worker, now);
+        }
+    }
+
+    /// The next moment at which a transfer ends, if nothing changes.
+    pub(super) fn next(&mut self) -> Option<Time> {
+        self.groups
+            .iter_mut()
+            .flat_map(|group| [group.pull.next(), group.push.next()])
+            .flatten()
+            .min()
+    }
+
+    /// A transfer that has ended by now: whose, which way, and with which shards.
+    pub(super) fn ended(&mut self, now: Time) -> Option<(usize, Way, Range<u32>)> {
+        self.groups.iter_mut().find_map(|group| {
+            let (worker, way) = match group.pull.ended(now) {
+                Some(worker) => (worker, Way::Pull),
+                None => (group.push.ended(now)?, Way::Push),
+            };
+            Some((worker, way, group.shards.clone()))
+        })
+    }
+
+    /// The share of its bandwidth that the busiest link of the busiest shard uses.
+    pub(super) fn load(&self) -> f64 {
+        self.groups.iter().map(|group| group.pull.load().max(group.push.load())).fold(0.0, f64::max)
+    }
+}
+
+impl Group {
+    fn link(&mut self, way: Way) -> &mut Link {
+        match way {
+            Way::Pull => &mut self.pull,
+            Way::Push => &mut self.push,
+        }
+    }
+}

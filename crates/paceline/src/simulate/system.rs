@@ -1,0 +1,219 @@
+//! `paceline simulate --system`: communication and aggregation inside the simulated time.
+
+use std::{
+    fmt::Write as _,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Instant,
+};
+
+use anyhow::Result;
+use paceline_core::Straggler;
+use paceline_policy::PolicySpec;
+use paceline_sim::{Drawn, Recorded, System, SystemOutcome, SystemSpec};
+use paceline_trace::Trace;
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::args::{Contender, Overhead, SimulateArgs};
+use crate::{config::Usage, page::short, traces::Source};
+
+/// One run: a line of `--json`. Times are of a round, in seconds, along its critical path.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Row {
+    trace: String,
+    policy: String,
+    seed: u64,
+    system: String,
+    workers: usize,
+    shards: u32,
+    rounds: usize,
+    straggler: Straggler,
+    /// Contributions per second.
+    rate: f64,
+    mean_round_s: f64,
+    pull_s: f64,
+    compute_s: f64,
+    push_s: f64,
+    wait_s: f64,
+    overhead_s: f64,
+    /// Share of its bandwidth that the busiest shard used, in its busier direction.
+    server_utilisation: f64,
+    accepted_mean: f64,
+    accepted_least: f64,
+    accepted_most: f64,
+    /// Share of the work handed out that was accepted.
+    accepted_share: f64,
+    /// Share of the rounds that did not wait for all.
+    cut_share: f64,
+    late: u64,
+    samples_used: u64,
+    samples_requeued: u64,
+    samples_dropped: u64,
+    ledger_balanced: bool,
+    /// What simulating took.
+    wall_s: f64,
+    decide_us_p99: f64,
+    decide_cpu_us_per_round: f64,
+}
+
+/// Runs a trace under all policies and seeds; `tell` hears how many are done.
+pub(super) fn study(
+    spec: SystemSpec,
+    source: &Source,
+    trace: &Trace,
+    args: &SimulateArgs,
+    tell: impl Fn(usize, usize) + Sync,
+) -> Result<Vec<Row>> {
+    let policies = policies(args)?;
+    let system =
+        System { straggler: args.straggler, quorum: args.quorum as usize, ..System::new(spec) };
+    let jobs: Vec<(PolicySpec, u64)> = policies
+        .into_iter()
+        .flat_map(|policy| (0..args.seeds).map(move |seed| (policy, seed)))
+        .collect();
+    let done = AtomicUsize::new(0);
+    let rows = jobs.par_iter().map(|&(policy, seed)| {
+        let began = Instant::now();
+        let outcome = match source.by_the_clock() {
+            Some((spec, drawn)) => {
+                let mut world = Drawn::new(trace.name(), spec.source(drawn.wrapping_add(seed)));
+                system.run(&mut world, spec.rounds(), policy.build())
+            }
+            None => system.run(&mut Recorded::new(trace, seed), trace.rounds(), policy.build()),
+        };
+        let wall_s = began.elapsed().as_secs_f64();
+        tell(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
+        Row {
+            trace: trace.name().to_owned(),
+            policy: policy.to_string(),
+            seed,
+            workers: trace.workers().len(),
+            wall_s,
+            ..Row::of(&system, &outcome)
+        }
+    });
+    Ok(rows.collect())
+}
+
+/// Those that a system can be run with; what belongs to plain replays is refused.
+fn policies(args: &SimulateArgs) -> Result<Vec<PolicySpec>> {
+    let refused = [
+        (
+            args.straggler == Straggler::Salvage,
+            "--system knows the stragglers abort and finish, not salvage",
+        ),
+        (
+            args.overhead != Overhead::Seconds(0.0),
+            "--system has an overhead of its own (fold): leave out --overhead",
+        ),
+        (
+            args.html.is_some() || args.decisions.is_some(),
+            "--html and --decisions are for replays without --system",
+        ),
+    ];
+    if let Some((_, why)) = refused.into_iter().find(|(given, _)| *given) {
+        return Err(Usage(why.to_owned()).into());
+    }
+    let policy = |contender: &Contender| match contender {
+        Contender::Policy(spec) => Ok(*spec),
+        other => Err(Usage(format!(
+            "{other} knows the run-times beforehand, and with --system they depend on the run"
+        ))
+        .into()),
+    };
+    args.policy.iter().map(policy).collect()
+}
+
+impl Row {
+    fn of(system: &System, outcome: &SystemOutcome) -> Row {
+        let accepted = || outcome.rounds.iter().map(|round| round.accepted);
+        let rounds = outcome.rounds.len();
+        let cost = &outcome.cost;
+        Row {
+            trace: String::new(),
+            policy: String::new(),
+            seed: 0,
+            system: system.spec.to_string(),
+            workers: 0,
+            shards: system.spec.shards,
+            rounds,
+            straggler: system.straggler,
+            rate: outcome.rate(),
+            mean_round_s: outcome.mean(|round| round.seconds),
+            pull_s: outcome.mean(|round| round.pull),
+            compute_s: outcome.mean(|round| round.compute),
+            push_s: outcome.mean(|round| round.push),
+            wait_s: outcome.mean(|round| round.wait),
+            overhead_s: outcome.mean(|round| round.overhead),
+            server_utilisation: outcome.server_utilisation,
+            accepted_mean: outcome.mean(|round| round.accepted),
+            accepted_least: accepted().reduce(f64::min).unwrap_or(0.0),
+            accepted_most: accepted().reduce(f64::max).unwrap_or(0.0),
+            accepted_share: outcome.accepted_share(),
+            cut_share: outcome.cut_share(),
+            late: outcome.late,
+            samples_used: outcome.samples.used,
+            samples_requeued: outcome.samples.requeued,
+            samples_dropped: outcome.samples.dropped,
+            ledger_balanced: outcome.ledger_balanced,
+            wall_s: 0.0,
+            decide_us_p99: cost.p99().as_secs_f64() * 1e6,
+            decide_cpu_us_per_round: cost.total.as_secs_f64() * 1e6 / rounds.max(1) as f64,
+        }
+    }
+}
+
+/// What people see: one line a run.
+pub(super) fn text(rows: &[Row]) -> String {
+    let Some(first) = rows.first() else { return String::new() };
+    let mut text = format!(
+        "{}: {} workers, {} rounds, stragglers {}; system {}, {} shard{}\n\n",
+        first.trace,
+        first.workers,
+        first.rounds,
+        first.straggler,
+        first.system,
+        first.shards,
+        if first.shards == 1 { "" } else { "s" },
+    );
+    let width = rows.iter().map(|row| row.policy.len()).max().unwrap_or(0).max(6);
+    let _ = writeln!(
+        text,
+        "{:width$} {:>4} {:>9} {:>9} = {:>7} + {:>7} + {:>7} + {:>7} + {:>8} {:>8} {:>15} {:>6} {:>8} {:>6}",
+        "policy",
+        "seed",
+        "rate /s",
+        "round s",
+        "pull",
+        "compute",
+        "push",
+        "wait",
+        "overhead",
+        "accepted",
+        "(least, most)",
+        "server",
+        "requeued",
+        "ledger",
+    );
+    for row in rows {
+        let _ = writeln!(
+            text,
+            "{:width$} {:>4} {:>9} {:>9} = {:>7} + {:>7} + {:>7} + {:>7} + {:>8} {:>6.1} % {:>15} {:>4.0} % {:>8} {:>6}",
+            row.policy,
+            row.seed,
+            short(row.rate),
+            short(row.mean_round_s),
+            short(row.pull_s),
+            short(row.compute_s),
+            short(row.push_s),
+            short(row.wait_s),
+            short(row.overhead_s),
+            100.0 * row.accepted_share,
+            format!("({}, {})", row.accepted_least, row.accepted_most),
+            100.0 * row.server_utilisation,
+            row.samples_requeued,
+            if row.ledger_balanced { "ok" } else { "WRONG" },
+        );
+    }
+    text
+}
