@@ -1,11 +1,6 @@
 //! The coordinator, the network and the workers, moment by moment.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap},
-    ops::Range,
-    time::Duration,
-};
+use std::{cmp::Reverse, collections::BinaryHeap, ops::Range, time::Duration};
 
 use paceline_core::{
     Blocks, Contribution, Coordinator, CutReason, EventKind, LeaveReason, Ledger, Phase, Policy,
@@ -15,6 +10,7 @@ use paceline_core::{
 use super::{
     System, SystemOutcome, SystemRound,
     network::{Network, Way},
+    post::{Message, Post},
     task::Task,
 };
 use crate::{timed::Cost, world::World};
@@ -28,9 +24,8 @@ pub(super) struct Driver<'a> {
     tasks: Vec<Task>,
     /// When each gradient in the making begins to reach the shards: moment, worker, version.
     computing: BinaryHeap<Reverse<(Time, WorkerId, Version)>>,
-    /// What is under way otherwise, by the moment it takes effect and the order it was sent in.
-    messages: BTreeMap<(Time, u64), Message>,
-    sent: u64,
+    /// What is under way otherwise.
+    post: Post,
     now: Time,
     /// When the present round's time began: at the last publication.
     began: Time,
@@ -42,25 +37,13 @@ pub(super) struct Driver<'a> {
     open: Observed,
 }
 
-/// What is under way to many workers or from them.
-enum Message {
-    /// Requests for parameters, at the shards.
-    Pull(Vec<(WorkerId, Task)>),
-    /// A cut, at its stragglers.
-    Cut(Version, Vec<WorkerId>),
-    /// That they have stopped, at the coordinator.
-    Aborted(Version, Vec<WorkerId>),
-    /// The update is applied on every shard.
-    Published,
-}
-
 /// What was seen of the present round.
 #[derive(Default)]
 struct Observed {
     accepted: f64,
     given: usize,
     /// The last arrival's pull, compute and push.
-    last: [f64; 3],
+    last: [Duration; 3],
     reason: Option<CutReason>,
     closed: Time,
     published: bool,
@@ -93,8 +76,7 @@ impl<'a> Driver<'a> {
             tasks: vec![Task::default(); world.workers()],
             world,
             computing: BinaryHeap::new(),
-            messages: BTreeMap::new(),
-            sent: 0,
+            post: Post::default(),
             now: Time::ZERO,
             began: Time::ZERO,
             folding: Time::ZERO,
@@ -138,17 +120,18 @@ impl<'a> Driver<'a> {
 
     fn seen(&self) -> SystemRound {
         let [pull, compute, push] = self.open.last;
-        let seconds = self.now.since(self.began).as_secs_f64();
-        let overhead = self.now.since(self.open.closed).as_secs_f64();
+        let whole = self.now.since(self.began);
+        let overhead = self.now.since(self.open.closed);
+        let wait = whole.saturating_sub(pull + compute + push + overhead);
         SystemRound {
             accepted: self.open.accepted / self.world.micro_batches() as f64,
             given: self.open.given,
-            seconds,
-            pull,
-            compute,
-            push,
-            wait: (seconds - pull - compute - push - overhead).max(0.0),
-            overhead,
+            seconds: whole.as_secs_f64(),
+            pull: pull.as_secs_f64(),
+            compute: compute.as_secs_f64(),
+            push: push.as_secs_f64(),
+            wait: wait.as_secs_f64(),
+            overhead: overhead.as_secs_f64(),
             reason: self.open.reason.unwrap_or(CutReason::AllArrived),
         }
     }
@@ -183,19 +166,15 @@ impl<'a> Driver<'a> {
             self.computing.pop();
         }
         let computed = self.computing.peek().map(|Reverse((at, ..))| *at);
-        let message = self.messages.keys().next().map(|&(at, _)| at);
         let closed = self.coordinator.machine().phase() == Phase::Closed;
         let wake = self.coordinator.next_wake().filter(|_| !closed);
-        [computed, message, self.network.next(), wake].into_iter().flatten().min()
+        [computed, self.post.next(), self.network.next(), wake].into_iter().flatten().min()
     }
 
     /// All that happens by now.
     fn settle(&mut self) {
         loop {
-            if let Some(entry) = self.messages.first_entry()
-                && entry.key().0 <= self.now
-            {
-                let message = entry.remove();
+            if let Some(message) = self.post.arrived(self.now) {
                 self.deliver(message);
             } else if let Some((worker, way, shards)) = self.network.ended(self.now) {
                 self.transferred(worker, way, shards);
@@ -302,12 +281,7 @@ impl<'a> Driver<'a> {
                 stopped.push(worker);
             }
         }
-        self.send(Message::Aborted(base, stopped), self.now + self.system.spec.delay);
-    }
-
-    fn send(&mut self, message: Message, at: Time) {
-        self.messages.insert((at, self.sent), message);
-        self.sent += 1;
+        self.post.send(Message::Aborted(base, stopped), self.now + self.system.spec.delay);
     }
 
     /// Does what the coordinator decided.
@@ -326,13 +300,14 @@ impl<'a> Driver<'a> {
                 EventKind::Cut { round, reason, stragglers, .. } => {
                     self.open.reason = Some(reason);
                     if self.system.straggler != Straggler::Finish && !stragglers.is_empty() {
-                        self.send(Message::Cut(round.base(), stragglers), self.now + spec.delay);
+                        self.post
+                            .send(Message::Cut(round.base(), stragglers), self.now + spec.delay);
                     }
                 }
                 EventKind::Closed { .. } => {
                     self.open.closed = event.at;
                     let published = self.folding.max(event.at) + spec.pass();
-                    self.send(Message::Published, published);
+                    self.post.send(Message::Published, published);
                 }
                 _ => {}
             }
@@ -348,6 +323,6 @@ impl<'a> Driver<'a> {
         });
         let requests: Vec<(WorkerId, Task)> = requests.collect();
         self.open.given += requests.len();
-        self.send(Message::Pull(requests), self.now + 2 * self.system.spec.delay);
+        self.post.send(Message::Pull(requests), self.now + 2 * self.system.spec.delay);
     }
 }

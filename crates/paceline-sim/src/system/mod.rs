@@ -13,6 +13,7 @@ mod driver;
 mod link;
 mod network;
 mod outcome;
+mod post;
 mod preset;
 mod spec;
 mod task;

@@ -121,7 +121,7 @@ fn quantity(text: &str, units: &[(&str, f64)]) -> Option<f64> {
     let (number, factor) =
         units.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)))?;
     let value = number.trim().parse::<f64>().ok()? * factor;
-    (value >= 0.0 && value <= 1e18).then_some(value)
+    (0.0..=1e18).contains(&value).then_some(value)
 }
 
 fn bytes(text: &str) -> Option<f64> {

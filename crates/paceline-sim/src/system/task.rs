@@ -47,10 +47,9 @@ impl Task {
         self.alive && self.base == Some(base)
     }
 
-    /// Its time so far, in seconds: pull, compute, push.
-    pub(super) fn split(&self, arrived: Time) -> [f64; 3] {
-        let compute = self.compute.as_secs_f64();
-        let since = arrived.since(self.pulled + self.compute).as_secs_f64();
-        [self.pulled.since(self.given).as_secs_f64(), compute, since]
+    /// Its time so far: pull, compute, push.
+    pub(super) fn split(&self, arrived: Time) -> [Duration; 3] {
+        let push = arrived.since(self.pulled + self.compute);
+        [self.pulled.since(self.given), self.compute, push]
     }
 }

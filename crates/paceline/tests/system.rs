@@ -1,0 +1,54 @@
+//! `paceline simulate --system`, as a user meets it.
+
+mod common;
+
+use common::Place;
+
+const RUN: &str = "simulate --synthetic lognormal:n=16,rounds=20 --seeds 1";
+
+#[test]
+fn a_line_of_json_has_the_round_split_into_its_parts() {
+    let run = |system: &str| {
+        Place::new().run(&format!("{RUN} --policy full --system {system} --json")).ok().json()
+    };
+    let row = run("lan:model=200MB,shards=8");
+    assert_eq!(row["system"], "lan:model=200000000B,shards=8");
+    assert_eq!(
+        (&row["workers"], &row["shards"], &row["rounds"]),
+        (&16.into(), &8.into(), &20.into())
+    );
+    assert_eq!(row["ledger_balanced"], true);
+    assert_eq!(row["samples_used"], 320);
+    for key in ["trace", "policy", "seed", "rate", "server_utilisation", "accepted_share", "wall_s"]
+    {
+        assert!(!row[key].is_null(), "{key}");
+    }
+    let number = |key: &str| row[key].as_f64().unwrap();
+    let parts: f64 =
+        ["pull_s", "compute_s", "push_s", "wait_s", "overhead_s"].map(number).iter().sum();
+    assert!((parts - number("mean_round_s")).abs() < 1e-6, "{parts}");
+    assert!(number("decide_us_p99") >= 0.0);
+    // 16 workers, each with 25 MB a shard at 1.25 GB/s.
+    assert!((number("pull_s") - 0.32).abs() < 0.001, "{}", number("pull_s"));
+    assert!(run("high-communication")["rate"].as_f64() < row["rate"].as_f64());
+}
+
+#[test]
+fn people_get_a_table() {
+    let ended = Place::new().run(&format!("{RUN} --policy full,auto --system wan")).ok();
+    for part in ["16 workers, 20 rounds", "system wan, 4 shards", "compute", "overhead", "auto"] {
+        assert!(ended.stdout.contains(part), "no `{part}` in: {}", ended.stdout);
+    }
+}
+
+#[test]
+fn what_a_system_cannot_do_is_refused() {
+    let place = Place::new();
+    let run = |more: &str| place.run(&format!("{RUN} {more}"));
+    run("--system moon").failed(2, &["unknown system", "high-communication"]);
+    run("--system lan:shards=0").failed(2, &["from 1"]);
+    run("--system lan --policy oracle").failed(2, &["oracle", "depend on the run"]);
+    run("--system lan --straggler salvage").failed(2, &["abort and finish"]);
+    run("--system lan --overhead 1").failed(2, &["fold"]);
+    run("--system lan --html page.html").failed(2, &["--html"]);
+}
