@@ -313,14 +313,15 @@ impl RoundMachine {
 
     /// What `worker` was given to compute from `base`: its present work, or what a close took.
     pub fn work_of(&self, worker: WorkerId, base: Version) -> Result<Assignment, MachineError> {
-        if !self.live.contains(&worker) {
-            return Err(MachineError::Unknown(worker));
-        }
+        // Who has work is live; this is asked for every part of every contribution.
         let present = self.roster.working.get(&worker).filter(|work| work.base == base);
-        present
-            .or_else(|| self.cancelled.get(&(worker, base)))
-            .copied()
-            .ok_or(MachineError::NotWorking { worker, base })
+        if let Some(work) = present.or_else(|| self.cancelled.get(&(worker, base))) {
+            return Ok(*work);
+        }
+        Err(match self.live.contains(&worker) {
+            true => MachineError::NotWorking { worker, base },
+            false => MachineError::Unknown(worker),
+        })
     }
 
     /// Nothing more comes of this work; says whether no close had taken it.
