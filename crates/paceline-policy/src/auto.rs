@@ -120,7 +120,7 @@ impl Settled {
 
     /// Arrivals before which asking is idle: most of the least of late, the more so if it is calm.
     fn skip(&self) -> usize {
-        let share = if self.spread < 0.02 { 0.9 } else { 0.6 };
+        let share = if self.spread < 0.1 { 0.9 } else { 0.6 };
         (share * self.least) as usize
     }
 }

@@ -14,6 +14,10 @@ use crate::{
     stop::{Plan, Rule, best_count, best_plan},
 };
 
+/// Arrivals below one in so many participants, and times below one in so many of the round's, are
+/// not asked about one by one.
+const GRAIN: usize = 200;
+
 /// Waits as long as a predictor and a stopping rule say.
 pub struct Learned {
     predictor: Box<dyn Predictor>,
@@ -76,11 +80,13 @@ pub(crate) fn best_wait(predictor: &mut dyn Predictor, scene: &Scene, rate: f64)
     plan
 }
 
-/// Waits as planned, and asks again half-way through the arrivals that are expected.
+/// Waits as planned, and asks again half-way through the arrivals that are expected; among many
+/// workers not for every single one, nor after moments that are nothing to the round.
 pub(crate) fn follow(plan: &Plan, view: &RoundView<'_>) -> Decision {
+    let least = view.now.since(view.opened) / GRAIN as u32;
     Decision::Wait {
-        until: Some(view.now + Duration::from_secs_f64(plan.wait)),
-        arrivals: (plan.arrivals / 2.0) as usize,
+        until: Some(view.now + Duration::from_secs_f64(plan.wait).max(least)),
+        arrivals: ((plan.arrivals / 2.0) as usize).max(view.participants() / GRAIN),
     }
 }
 

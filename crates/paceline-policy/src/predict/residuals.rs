@@ -105,6 +105,12 @@ impl Residuals {
         self.mean_beyond[0]
     }
 
+    /// Mean size of all, clipped: what a spread is measured by. A bound that says nothing then
+    /// leaves both as they are.
+    pub(crate) fn size(&self) -> f64 {
+        self.size_beyond[0]
+    }
+
     /// Mean and mean size of residuals beyond `u`, each clipped: what a censored one is expected
     /// to have been.
     pub(crate) fn beyond(&self, u: f64) -> (f64, f64) {

@@ -208,7 +208,7 @@ impl Predictor for Filter {
             self.factor = 0.0;
             self.newcomer = (factor, spread.max(0.2));
             self.spread = spread;
-            self.deviations = (0.8 * spread, 1.0);
+            self.deviations = (spread, 1.0);
             self.residuals = Residuals::new(spread);
         } else {
             self.factor = self.common.fit(&sights, &self.reference);
@@ -365,7 +365,8 @@ impl Filter {
                     true => self.reference.beyond(u).1,
                     false => clip(u).abs(),
                 };
-                deviations += weight * size * state.spread(self.spread);
+                let typical = self.reference.size();
+                deviations += weight * size / typical * state.spread(self.spread);
                 count += weight;
             }
             if state.seen > 0 {
@@ -386,7 +387,7 @@ impl Filter {
             let keep = 1.0 - SPREAD_RATE;
             self.deviations.0 = keep * self.deviations.0 + deviations / times.len() as f64;
             self.deviations.1 = keep * self.deviations.1 + count / times.len() as f64;
-            self.spread = (1.25 * self.deviations.0 / self.deviations.1).clamp(1e-5, 1.5);
+            self.spread = (self.deviations.0 / self.deviations.1).clamp(1e-5, 1.5);
         }
         self.choose_rate(&errors, scored);
         self.beyond.0 = 0.98 * self.beyond.0 + 0.02 + events;

@@ -32,7 +32,7 @@ pub(super) enum Shift {
 #[derive(Debug, Clone)]
 pub(super) struct WorkerState {
     pub(super) seen: u32,
-    /// Observations behind the level; a censored one counts for half.
+    /// Observations behind the level; a censored one counts by what it told.
     evidence: f64,
     pub(super) levels: [f64; RATES.len()],
     deviation: f64,
@@ -69,7 +69,7 @@ impl WorkerState {
     /// Its own spread, drawn towards the cluster's.
     pub(super) fn spread(&self, cluster: f64) -> f64 {
         let weight = SPREAD_PRIOR + self.deviation_weight;
-        let spread = (SPREAD_PRIOR * cluster + 1.25 * self.deviation) / weight;
+        let spread = (SPREAD_PRIOR * cluster + self.deviation) / weight;
         let few = 1.0 + 1.0 / (1.0 + f64::from(self.seen));
         spread * few.sqrt()
     }
@@ -122,7 +122,8 @@ impl WorkerState {
         }
         self.seen = self.seen.saturating_add(1);
         self.evidence += 1.0;
-        self.follow(clip(u) - cluster.reference.mean(), clip(u).abs(), spread);
+        self.follow(y, spread, |u| clip(u) - cluster.reference.mean());
+        self.widen(clip(u).abs() / cluster.reference.size() * spread, 1.0);
         Some((u, 1.0 - self.shifted))
     }
 
@@ -148,9 +149,12 @@ impl WorkerState {
             _ => {}
         }
         if self.shifted < 0.5 {
-            let (mean, size) = cluster.reference.beyond(u);
-            self.evidence += 0.5;
-            self.follow(mean - cluster.reference.mean(), size, spread);
+            let reference = cluster.reference;
+            // A bound far below the level says nothing, of level or spread.
+            let told = 1.0 - reference.survival(u);
+            self.evidence += told;
+            self.follow(y, spread, |u| reference.beyond(u).0 - reference.mean());
+            self.widen(reference.beyond(u).1 / reference.size() * spread, told);
         }
         Some((u, 1.0 - self.shifted))
     }
@@ -170,14 +174,19 @@ impl WorkerState {
         self.shift = Shift::Level(old);
     }
 
-    /// Moves level and spread by a clipped residual and its size, in spreads.
-    fn follow(&mut self, residual: f64, size: f64, spread: f64) {
+    /// Moves every level by what `y` says of it: a clipped residual, in spreads.
+    fn follow(&mut self, y: f64, spread: f64, residual: impl Fn(f64) -> f64) {
         for (level, rate) in self.levels.iter_mut().zip(RATES) {
-            *level += rate.max(1.0 / self.evidence) * residual * spread;
+            let gain = rate.max(1.0 / self.evidence.max(1.0));
+            *level += gain * residual((y - *level) / spread) * spread;
         }
-        let keep = 1.0 - SPREAD_RATE;
-        self.deviation = keep * self.deviation + size * spread;
-        self.deviation_weight = keep * self.deviation_weight + 1.0;
+    }
+
+    /// Moves the spread by the size of a residual, as far as it was told.
+    fn widen(&mut self, size: f64, told: f64) {
+        let keep = 1.0 - SPREAD_RATE * told;
+        self.deviation = keep * self.deviation + told * size;
+        self.deviation_weight = keep * self.deviation_weight + told;
     }
 }
 
