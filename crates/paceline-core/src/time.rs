@@ -34,6 +34,15 @@ impl Time {
         self.0 as f64 * 1e-9
     }
 
+    /// So many seconds as a duration: none if they are negative or no number, for ever if they are
+    /// more than the clock can hold.
+    pub fn span(seconds: f64) -> Duration {
+        match seconds > 0.0 {
+            true => Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX),
+            false => Duration::ZERO,
+        }
+    }
+
     /// The time that passed since `earlier`; zero if `earlier` is later.
     pub fn since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

@@ -13,21 +13,21 @@
 //! budget of a fixed share of all time, and never beyond the moment after which arrivals could not
 //! pay; so is every leader bounded, whatever it believes.
 //!
-//! **Comparator and regret.** The comparator is the best single expert over the same rounds, in
-//! earnings at the λ in force. The leader is replaced when another is ahead of it by more than
-//! three standard deviations of its lead and 0.1 earnings (d: the difference of a round, discounted
-//! since the leader took over). So while an expert leads, its regret to any expert that was scored
-//! is at most about 3·√(Σd²) + 1.1, and with |d| ≤ 2 over T rounds and L changes of leader the whole
-//! is at most about 6·√((L+1)·T) + 1.1·(L+1), by Cauchy and Schwarz; the number of changes is small
-//! where differences are stationary, since a change must be significant. To that comes the time of
-//! probes, at most 1 % of all. An expert that always waits longer cannot be scored until a probe
-//! lasts as long as it: one that waits w rounds longer is revealed within about 100·w·log₂(4·w)
-//! rounds.
+//! **Comparator and regret.** The comparator is the best single expert over the last rounds, in
+//! earnings at the λ in force; scores forget with a memory of W = 50 scored rounds, since clusters
+//! change. The leader is replaced when another is ahead of it by three standard deviations of its
+//! lead and 0.1 earnings. So over any window of W rounds its regret to an expert that was scored is
+//! at most about 3·σ·√W + 1.1, σ being the deviation of a round's difference: O(√W) a window. That
+//! is a bound on tracking, not on all of a run: a steady lead below about (3·σ·√W + 0.1)/W a round
+//! goes unnoticed. To that comes the time of probes, at most 1 % of all. An expert that always waits
+//! longer cannot be scored until a probe lasts as long as it: one that waits w rounds longer is
+//! revealed within about 100·w·log₂(4·w) rounds.
 
 use paceline_core::{Decision, Policy, RoundRecord, RoundView, RunTime, Time, Version, WorkerId};
 
 use crate::{
     learned::{best_wait, follow, not_worth_waiting, wait_for_count},
+    objective::Samples,
     predict::{Empirical, Filter, Predictor},
     probe::Probe,
     rate::Rate,
@@ -78,6 +78,8 @@ pub struct Auto {
     led_to: Option<usize>,
     rate: Rate,
     probe: Probe,
+    /// Micro-batches that count one by one.
+    partial: u32,
     /// Of the last rounds: the least accepted, and the typical time, that a round is sure to reach.
     settled: Settled,
 }
@@ -141,6 +143,7 @@ impl Default for Auto {
             led_to: None,
             rate: Rate::default(),
             probe: Probe::default(),
+            partial: 1,
             settled: Settled::default(),
         }
     }
@@ -235,7 +238,7 @@ fn model_stop(
         if scene.silent.is_empty() {
             return Some((arrived, scene.elapsed));
         }
-        let plan = best_wait(predictor, &scene, rate);
+        let plan = best_wait(predictor, &Samples, &scene, rate);
         if plan.value <= 0.0 {
             return Some((scene.arrived.len(), scene.elapsed));
         }
@@ -266,8 +269,9 @@ impl Policy for Auto {
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
         let new = self.rate.opened(view);
+        self.partial = view.partial;
         if new {
-            let typical = std::time::Duration::from_secs_f64(self.rate.typical());
+            let typical = Time::span(self.rate.typical());
             let until = (!typical.is_zero()).then(|| view.now + typical);
             return Decision::Wait { until, arrivals: self.settled.skip().max(1) };
         }
@@ -280,7 +284,7 @@ impl Policy for Auto {
         let latest = break_even(scene.gained(), scene.missing(), rate, overhead);
         let decision = match &mut self.experts[self.leader] {
             Expert::Model(predictor) => {
-                let plan = best_wait(&mut **predictor, &scene, rate);
+                let plan = best_wait(&mut **predictor, &Samples, &scene, rate);
                 if plan.value > 0.0 { follow(&plan, view) } else { not_worth_waiting(view) }
             }
             _ if scene.elapsed >= latest => not_worth_waiting(view),
@@ -288,7 +292,7 @@ impl Policy for Auto {
                 let count = other.count(view.participants()).unwrap_or(1);
                 match wait_for_count(count, view) {
                     Decision::Wait { arrivals, .. } => {
-                        let left = std::time::Duration::from_secs_f64(latest - scene.elapsed);
+                        let left = Time::span(latest - scene.elapsed);
                         Decision::Wait { until: Some(view.now + left), arrivals }
                     }
                     cut => cut,
@@ -312,11 +316,11 @@ impl Policy for Auto {
         let earnings = self.earnings(record);
         self.score(&earnings);
         self.led_to = None;
-        self.rate.closed(record);
+        self.rate.closed(record, record.weight);
         self.probe.closed(record, self.rate.overhead());
         let arrived = record.run_times.iter().filter(|(_, time)| !time.is_censored()).count();
         self.settled.closed(arrived as f64);
-        let run_times = &with_pace(record);
+        let run_times = &with_pace(record, self.partial);
         for expert in &mut self.experts {
             if let Expert::Model(predictor) = expert {
                 predictor.learn(&RoundRecord { run_times, ..*record });
@@ -340,7 +344,7 @@ mod tests {
 
     use super::*;
 
-    /// A mixture that wrongly believes in the shortest wait there is.
+    /// A mixture that wrongly believes in waiting for half.
     fn misled() -> Auto {
         let mut auto = Auto::default();
         auto.leader = auto

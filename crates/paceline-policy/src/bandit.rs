@@ -5,9 +5,7 @@
 //! optimist takes them to come at once after the last seen, and tries the next few of them as often
 //! as an upper confidence bound allows.
 
-use std::time::Duration;
-
-use paceline_core::{Decision, Policy, RoundRecord, RoundView};
+use paceline_core::{Decision, Policy, RoundRecord, RoundView, Time};
 
 use crate::{
     learned::{not_worth_waiting, wait_for_count},
@@ -83,15 +81,13 @@ impl Policy for Bandit {
         let rate = self.rate.or_now(gained, elapsed);
         let left = break_even(gained, missing, rate, self.rate.overhead()) - elapsed;
         match left > 0.0 {
-            true => {
-                Decision::Wait { until: Some(view.now + Duration::from_secs_f64(left)), arrivals }
-            }
+            true => Decision::Wait { until: Some(view.now + Time::span(left)), arrivals },
             false => not_worth_waiting(view),
         }
     }
 
     fn closed(&mut self, record: &RoundRecord<'_>) {
-        self.rate.closed(record);
+        self.rate.closed(record, record.weight);
         let keep = 1.0 - 1.0 / MEMORY;
         for arm in &mut self.arms {
             *arm = Arm { seconds: keep * arm.seconds, weight: keep * arm.weight };

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use paceline_core::{CutReason, Decision, Policy, RoundRecord, RoundView};
+use paceline_core::{CutReason, Decision, Policy, RoundRecord, RoundView, Time};
 
 /// Cuts so long after the round opened.
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +55,7 @@ impl DropCompute {
             .rev()
             .step_by(stride)
             .max_by(|&a, &b| done(a).total_cmp(&done(b)))
-            .map(Duration::from_secs_f64)
+            .map(Time::span)
     }
 }
 

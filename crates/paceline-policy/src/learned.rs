@@ -1,12 +1,11 @@
 //! A predictor with a stopping rule: most policies are one of these.
 
-use std::time::Duration;
-
 use paceline_core::{
-    CutReason, Decision, Policy, RoundRecord, RoundView, RunTime, Version, WorkerId,
+    CutReason, Decision, Policy, RoundRecord, RoundView, RunTime, Time, Version, WorkerId,
 };
 
 use crate::{
+    objective::{Objective, Samples},
     predict::Predictor,
     probe::Probe,
     rate::Rate,
@@ -21,10 +20,13 @@ const GRAIN: usize = 200;
 /// Waits as long as a predictor and a stopping rule say.
 pub struct Learned {
     predictor: Box<dyn Predictor>,
+    objective: Box<dyn Objective>,
     rule: Rule,
     default_rule: Rule,
     rate: Rate,
     probe: Probe,
+    /// Micro-batches that count one by one.
+    partial: u32,
     committed: usize,
 }
 
@@ -32,7 +34,8 @@ impl Learned {
     /// This rule on this predictor, whose rule by default is `default_rule`.
     pub fn new(predictor: Box<dyn Predictor>, rule: Rule, default_rule: Rule) -> Learned {
         let (rate, probe) = (Rate::default(), Probe::default());
-        Learned { predictor, rule, default_rule, rate, probe, committed: 0 }
+        let objective = Box::new(Samples);
+        Learned { predictor, objective, rule, default_rule, rate, probe, partial: 1, committed: 0 }
     }
 
     fn commit(&mut self, view: &RoundView<'_>, new: bool) -> Decision {
@@ -58,8 +61,8 @@ impl Learned {
             return Decision::WAIT;
         }
         let scene = Scene::of(view);
-        let rate = self.rate.or_now(scene.gained(), scene.elapsed);
-        let plan = best_wait(&mut *self.predictor, &scene, rate);
+        let rate = self.rate.or_now(self.objective.gain(scene.gained()), scene.elapsed);
+        let plan = best_wait(&mut *self.predictor, &*self.objective, &scene, rate);
         if plan.value > 0.0 {
             return follow(&plan, view);
         }
@@ -71,11 +74,16 @@ impl Learned {
 }
 
 /// Looks at a scene and finds the best further wait. A cut must be right under doubt, too.
-pub(crate) fn best_wait(predictor: &mut dyn Predictor, scene: &Scene, rate: f64) -> Plan {
+pub(crate) fn best_wait(
+    predictor: &mut dyn Predictor,
+    objective: &dyn Objective,
+    scene: &Scene,
+    rate: f64,
+) -> Plan {
     predictor.look(scene);
-    let plan = best_plan(predictor, scene, rate);
+    let plan = best_plan(predictor, objective, scene, rate);
     if plan.value <= 0.0 && predictor.doubt() {
-        return best_plan(predictor, scene, rate);
+        return best_plan(predictor, objective, scene, rate);
     }
     plan
 }
@@ -85,7 +93,7 @@ pub(crate) fn best_wait(predictor: &mut dyn Predictor, scene: &Scene, rate: f64)
 pub(crate) fn follow(plan: &Plan, view: &RoundView<'_>) -> Decision {
     let least = view.now.since(view.opened) / GRAIN as u32;
     Decision::Wait {
-        until: Some(view.now + Duration::from_secs_f64(plan.wait).max(least)),
+        until: Some(view.now + Time::span(plan.wait).max(least)),
         arrivals: ((plan.arrivals / 2.0) as usize).max(view.participants() / GRAIN),
     }
 }
@@ -114,6 +122,7 @@ impl Policy for Learned {
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
         let new = self.rate.opened(view);
+        self.partial = view.partial;
         match self.rule {
             Rule::Commit => self.commit(view, new),
             Rule::Renewal => self.renewal(view),
@@ -121,9 +130,9 @@ impl Policy for Learned {
     }
 
     fn closed(&mut self, record: &RoundRecord<'_>) {
-        self.rate.closed(record);
+        self.rate.closed(record, self.objective.gain(record.weight));
         self.probe.closed(record, self.rate.overhead());
-        let run_times = &with_pace(record);
+        let run_times = &with_pace(record, self.partial);
         self.predictor.learn(&RoundRecord { run_times, ..*record });
     }
 

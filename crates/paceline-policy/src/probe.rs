@@ -7,8 +7,6 @@
 //! lengths follow the universal sequence of Luby, Sinclair and Zuckerman (1993): 1 1 2 1 1 2 4 …
 //! quarter rounds, which is within a logarithm of the best sequence for any length that would do.
 
-use std::time::Duration;
-
 use paceline_core::{RoundRecord, RoundView, Time, WorkerId};
 
 use crate::stop::break_even;
@@ -66,7 +64,7 @@ impl Probe {
         if wait <= 0.0 {
             return None;
         }
-        let until = view.now + Duration::from_secs_f64(wait);
+        let until = view.now + Time::span(wait);
         self.made += 1;
         self.under_way = Some((view.now, until));
         Some(until)

@@ -5,7 +5,7 @@ use paceline_core::{Round, RoundRecord, RoundView, Time};
 /// Rounds that the rate remembers.
 const MEMORY: f64 = 60.0;
 
-/// A decayed ratio of sums: samples over the time from opening to opening.
+/// A decayed ratio of sums: gains over the time from opening to opening.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rate {
     gain: f64,
@@ -32,17 +32,17 @@ impl Rate {
         true
     }
 
-    /// A round closed.
-    pub(crate) fn closed(&mut self, record: &RoundRecord<'_>) {
+    /// A round closed with this gain.
+    pub(crate) fn closed(&mut self, record: &RoundRecord<'_>, gain: f64) {
         let keep = 1.0 - 1.0 / MEMORY;
-        self.gain = keep * self.gain + record.weight;
+        self.gain = keep * self.gain + gain;
         self.open = keep * self.open + record.closed.since(record.opened).as_secs_f64();
         self.between *= keep;
         self.rounds = keep * self.rounds + 1.0;
         self.closed = Some(record.closed);
     }
 
-    /// Samples per second; before any round has closed, what a cut now would give.
+    /// Gain per second; before any round has closed, what a cut now would give.
     pub(crate) fn or_now(&self, gained: f64, elapsed: f64) -> f64 {
         match self.open > 0.0 {
             true => self.gain / (self.open + self.between),

@@ -104,15 +104,18 @@ impl Scene {
     }
 }
 
-/// The run-times of a closed round, a salvaged worker's as its pace until then foretells it: with
-/// the share s of its work done at d, between micro-batches, the whole would have taken about d/s.
-pub(crate) fn with_pace(record: &RoundRecord<'_>) -> Vec<(WorkerId, RunTime)> {
+/// The run-times of a closed round, a salvaged worker's as its pace until then foretells it: with j
+/// of m micro-batches done at d, and on average half of one under way, the whole would have taken
+/// about d·m/(j + ½).
+pub(crate) fn with_pace(record: &RoundRecord<'_>, partial: u32) -> Vec<(WorkerId, RunTime)> {
     let mut times = record.run_times.to_vec();
     for &(worker, share) in record.salvaged {
         if let Ok(index) = times.binary_search_by_key(&worker, |&(worker, _)| worker)
             && share > 0.0
         {
-            times[index].1 = RunTime::Observed(times[index].1.bound().div_f64(share));
+            let half = 0.5 / f64::from(partial.max(1));
+            let pace = times[index].1.bound().div_f64((share + half).min(1.0));
+            times[index].1 = RunTime::Observed(pace);
         }
     }
     times

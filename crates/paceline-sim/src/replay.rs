@@ -1,6 +1,6 @@
 //! Run-times replayed under a policy: they come from a [`World`], decisions from the production code.
 
-use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
+use std::{cmp::Reverse, collections::BinaryHeap};
 
 use paceline_core::{
     Blocks, Contribution, CutReason, EventKind, LeaveReason, Phase, Policy, Round, RoundConfig,
@@ -90,7 +90,7 @@ impl Replay {
             driver.world.next_round(seconds);
             let before = driver.now;
             outcomes.extend(driver.round());
-            driver.now += Duration::from_secs_f64(self.overhead);
+            driver.now += Time::span(self.overhead);
             seconds = driver.now.since(before).as_secs_f64();
         }
         let cost = cost.lock().expect("nobody panicked with it").clone();
@@ -125,7 +125,7 @@ impl Driver<'_> {
             self.machine.idle().into_iter().map(|worker| whole_work(worker, samples)).collect();
         for given in &work {
             let seconds = self.bound(given.worker).expect("who is absent is not live");
-            let done = self.now + Duration::from_secs_f64(seconds);
+            let done = self.now + Time::span(seconds);
             self.busy.push(Reverse((done, given.worker, base)));
         }
         self.machine.open(work, self.now);

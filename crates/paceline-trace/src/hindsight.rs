@@ -20,8 +20,8 @@ pub struct Hindsight {
 }
 
 /// Looks back at a trace, with `overhead` seconds between a close and the next round and no round
-/// closed by fewer than `quorum`. A lower bound is taken for the run-time. Rounds in which nobody
-/// was there count for nothing.
+/// closed by fewer than `quorum`. A lower bound is taken for the run-time. Rounds in which fewer than
+/// the quorum were there count for nothing.
 ///
 /// The oracle maximises Σc / Σ(x_(c) + overhead) over one count a round. That is a ratio of sums, so
 /// the best counts maximise c − λ·x_(c) at the λ that is the best rate itself; Dinkelbach's
@@ -34,7 +34,7 @@ pub fn hindsight(trace: &Trace, overhead: f64, quorum: usize) -> Hindsight {
             trace.sorted_row(round, &mut sorted);
             sorted
         })
-        .filter(|row| !row.is_empty())
+        .filter(|row| row.len() >= quorum.max(1))
         .collect();
     let rate_of = |count: &dyn Fn(&[f64]) -> usize| {
         let (mut gain, mut time) = (0.0, 0.0);

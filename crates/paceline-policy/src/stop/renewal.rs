@@ -2,7 +2,7 @@
 //!
 //! Two families of further waits are weighed, over a grid of moments up to the last at which even
 //! everybody arriving could pay:
-//! - until a moment t, or until all are in: gain Σ pᵢ(t), time ∫ (1 − Π pᵢ);
+//! - until a moment t, or until all are in: the gain of Σ pᵢ(t) more, time ∫ (1 − Π pᵢ);
 //! - until the next arrival, or t: gain 1 − Π(1 − pᵢ(t)) times the mean weight, time ∫ Π(1 − pᵢ).
 //!
 //! pᵢ(t) is the chance that i, silent until now, arrives by t. The rule is asked again after
@@ -12,6 +12,7 @@
 //! at most t·m/j, so the expected share done is the mean of pᵢ(t·m/j) over j.
 
 use crate::{
+    objective::Objective,
     predict::Predictor,
     scene::{Scene, Silent},
 };
@@ -33,7 +34,12 @@ pub(crate) struct Plan {
 }
 
 /// The best further wait at `rate` gain per second. A value of 0 or less means stop.
-pub(crate) fn best_plan(predictor: &dyn Predictor, scene: &Scene, rate: f64) -> Plan {
+pub(crate) fn best_plan(
+    predictor: &dyn Predictor,
+    objective: &dyn Objective,
+    scene: &Scene,
+    rate: f64,
+) -> Plan {
     let count = scene.silent.len();
     let stride = count.div_ceil(SAMPLE).max(1);
     let silent: Vec<(Silent, f64)> = scene
@@ -44,14 +50,16 @@ pub(crate) fn best_plan(predictor: &dyn Predictor, scene: &Scene, rate: f64) -> 
         .collect();
     let times = count as f64 / silent.len().max(1) as f64;
     let total = scene.missing();
-    let mean_weight = total / count.max(1) as f64;
+    let gained = scene.gained();
+    let worth = |weight: f64| objective.gain(gained + weight) - objective.gain(gained);
+    let one = worth(total / count.max(1) as f64);
     let ratio = (1.0 / FIRST).powf(1.0 / (GRID - 1) as f64);
     let done_now: f64 = silent.iter().map(|(s, _)| s.weight * scene.share_done(s)).sum();
 
     let mut best = Plan { value: 0.0, wait: 0.0, arrivals: 0.0 };
     let (mut before, mut some_left, mut none_in) = (0.0, 1.0, 1.0);
     let (mut until_all, mut until_first) = (0.0, 0.0);
-    let mut wait = FIRST * total / rate;
+    let mut wait = FIRST * worth(total) / rate;
     for _ in 0..GRID {
         let (mut gain, mut arrivals, mut all, mut none) = (0.0, 0.0, 1.0, 1.0);
         for (s, now) in &silent {
@@ -72,9 +80,9 @@ pub(crate) fn best_plan(predictor: &dyn Predictor, scene: &Scene, rate: f64) -> 
         until_all += 0.5 * (some_left + (1.0 - all)) * (wait - before);
         until_first += 0.5 * (none_in + none) * (wait - before);
         (before, some_left, none_in) = (wait, 1.0 - all, none);
-        let to_moment = times * (gain - done_now) - rate * until_all;
+        let to_moment = worth(times * (gain - done_now)) - rate * until_all;
         let to_first = match scene.partial {
-            0 | 1 => mean_weight * (1.0 - none) - rate * until_first,
+            0 | 1 => one * (1.0 - none) - rate * until_first,
             _ => f64::NEG_INFINITY,
         };
         if to_moment.max(to_first) > best.value {

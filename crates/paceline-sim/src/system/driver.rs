@@ -318,7 +318,7 @@ impl<'a> Driver<'a> {
     fn hand_out(&mut self, base: Version, work: &[Work]) {
         let requests = work.iter().map(|work| {
             let seconds = self.world.run_time(work.worker.0 as usize);
-            let compute = Duration::from_secs_f64(seconds.expect("who is absent is not live"));
+            let compute = Time::span(seconds.expect("who is absent is not live"));
             (work.worker, Task::new(work, base, compute, self.now))
         });
         let requests: Vec<(WorkerId, Task)> = requests.collect();

@@ -96,9 +96,12 @@ fn peek(file: &mut BufReader<File>) -> io::Result<Content> {
     })
 }
 
-/// What the trace is called: the file's name up to its first extension.
+/// What the trace is called: the file's name without what says its format.
 fn name_of(path: &Path) -> String {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    let stem = name.split('.').find(|part| !part.is_empty());
-    stem.unwrap_or("trace").to_owned()
+    let mut stem: &str = &name;
+    for format in [".gz", ".zst", ".csv", ".parquet", ".jsonl"] {
+        stem = stem.strip_suffix(format).filter(|rest| !rest.is_empty()).unwrap_or(stem);
+    }
+    stem.to_owned()
 }

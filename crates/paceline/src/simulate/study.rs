@@ -72,6 +72,13 @@ pub(super) fn study(
         "{}: salvage needs a trace with micro-batches (docs/traces.md), this one has whole run-times",
         trace.name()
     );
+    let n = trace.workers().len();
+    ensure!(
+        args.quorum as usize <= n,
+        "{}: --quorum {} is more than its {n} workers",
+        trace.name(),
+        args.quorum
+    );
     let replay = Replay {
         straggler: args.straggler,
         overhead: args.overhead.seconds(trace.median()),

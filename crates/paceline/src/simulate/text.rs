@@ -1,4 +1,4 @@
-//! What people see of a study: a table of policies, best first.
+//! What people see of a study: a table of policies, in the order they were named.
 
 use std::fmt::Write;
 

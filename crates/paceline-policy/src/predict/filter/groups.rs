@@ -2,8 +2,7 @@
 //! data, each with a factor of its own.
 //!
 //! A window of residuals is kept for every worker. Every few rounds workers are gathered around
-//! leaders whose residuals correlate with theirs; a group found once is kept until its members are
-//! seen to move otherwise. O(n) a round, since the number of leaders is bounded.
+//! leaders whose residuals correlate with theirs; a member stays until it is found in another group. O(n) a round, since the number of leaders is bounded.
 
 use super::common::{Common, Sight};
 use crate::predict::residuals::Residuals;
