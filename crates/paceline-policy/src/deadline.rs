@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use paceline_core::{CutReason, Decision, Policy, RoundRecord, RoundView, Time};
 
+use crate::rate::Rate;
+
 /// Cuts so long after the round opened.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadline(pub Duration);
@@ -26,6 +28,7 @@ pub struct DropCompute {
     rounds: u32,
     times: Vec<f64>,
     partial: u32,
+    rate: Rate,
     deadline: Option<Duration>,
 }
 
@@ -35,15 +38,18 @@ impl DropCompute {
 
     /// Profiles so many rounds.
     pub fn new(profile: u32) -> DropCompute {
-        DropCompute { profile, rounds: 0, times: Vec::new(), partial: 1, deadline: None }
+        let (times, rate) = (Vec::new(), Rate::default());
+        DropCompute { profile, rounds: 0, times, partial: 1, rate, deadline: None }
     }
 
-    /// The deadline with the most work per second: Σ of shares done by it, over itself.
+    /// The deadline with the most work per second: Σ of shares done by it, over itself and the time
+    /// between rounds.
     fn best_deadline(&self) -> Option<Duration> {
         let m = f64::from(self.partial);
         let done = |deadline: f64| -> f64 {
             let share = |x: f64| (deadline * m / x).floor().min(m) / m;
-            self.times.iter().map(|&x| share(x)).sum::<f64>() / deadline
+            let all: f64 = self.times.iter().map(|&x| share(x)).sum();
+            all / (deadline + self.rate.overhead())
         };
         let mut candidates: Vec<f64> = self.times.clone();
         candidates.sort_unstable_by(f64::total_cmp);
@@ -69,6 +75,7 @@ impl Policy for DropCompute {
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
         self.partial = view.partial;
+        self.rate.opened(view);
         match self.deadline {
             Some(deadline) => at_deadline(deadline, view),
             None => Decision::Wait { until: None, arrivals: view.outstanding_count() },
@@ -79,6 +86,7 @@ impl Policy for DropCompute {
         if self.deadline.is_some() {
             return;
         }
+        self.rate.closed(record, record.weight);
         self.times.extend(record.run_times.iter().map(|(_, time)| time.bound().as_secs_f64()));
         self.rounds += 1;
         if self.rounds >= self.profile {

@@ -239,8 +239,10 @@ impl Filter {
         let Some(mut state) = self.workers.get_mut(worker.0 as usize).and_then(Option::take) else {
             return;
         };
-        let seen = state.observe(log_seconds(run_time) - factor, &self.cluster());
-        self.workers[worker.0 as usize] = Some(state);
+        let index = worker.0 as usize;
+        let y = log_seconds(run_time) - factor - self.groups.factor(index);
+        let seen = state.observe(y, &self.cluster());
+        self.workers[index] = Some(state);
         if let Some((u, weight)) = seen {
             self.residuals.observe(u, weight);
         }
