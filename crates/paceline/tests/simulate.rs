@@ -1,0 +1,107 @@
+//! `paceline simulate` and `policies`, as a user runs them.
+
+mod common;
+
+use common::Place;
+use serde_json::Value;
+
+const KEYS: [&str; 15] = [
+    "trace",
+    "policy",
+    "seed",
+    "workers",
+    "rounds",
+    "rate",
+    "of_oracle",
+    "of_best_static",
+    "of_full",
+    "full_rate",
+    "best_static_count",
+    "best_static_rate",
+    "oracle_rate",
+    "decide_us_p99",
+    "decide_cpu_us_per_round",
+];
+
+fn rows(stdout: &str) -> Vec<Value> {
+    stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn every_rate_follows_from_the_decisions() {
+    let place = Place::new();
+    let args = "simulate --synthetic nodes16-stalls:rounds=120 --policy full,auto,static:0.75 \
+                --seeds 2 --overhead 0.1x --json --decisions decisions.csv";
+    let rows = rows(&place.run(args).ok().stdout);
+    assert_eq!(rows.len(), 6);
+    let decisions = std::fs::read_to_string(place.path("decisions.csv")).unwrap();
+    for row in &rows {
+        for key in KEYS {
+            assert!(!row[key].is_null(), "{key} in {row}");
+        }
+        let marks = format!(",{},{},", row["policy"].as_str().unwrap(), row["seed"]);
+        let (mut accepted, mut seconds) = (0.0, 0.0);
+        for line in decisions.lines().filter(|line| line.contains(&marks)) {
+            let mut fields = line.rsplit(',');
+            seconds += fields.next().unwrap().parse::<f64>().unwrap();
+            seconds += row["overhead"].as_f64().unwrap();
+            accepted += fields.next().unwrap().parse::<f64>().unwrap();
+        }
+        let rate = row["rate"].as_f64().unwrap();
+        assert!((accepted / seconds / rate - 1.0).abs() < 1e-9, "{row}");
+    }
+    let of_full =
+        |row: &&Value| row["policy"] == "full" && row["of_full"].as_f64().unwrap() > 0.9999;
+    assert_eq!(rows.iter().filter(of_full).count(), 2);
+}
+
+#[test]
+fn hindsight_bounds_what_is_replayed() {
+    let place = Place::new();
+    let args = "simulate --synthetic lognormal:n=12,rounds=100 --policy best-static,oracle,auto \
+                --seeds 2 --json";
+    for row in rows(&place.run(args).ok().stdout) {
+        let of_oracle = row["of_oracle"].as_f64().unwrap();
+        assert!(of_oracle < 1.0 + 1e-6, "{row}");
+        if row["policy"] == "oracle" {
+            assert!(of_oracle > 1.0 - 1e-6, "{row}");
+        }
+        if row["policy"] == "best-static" {
+            assert!((row["of_best_static"].as_f64().unwrap() - 1.0).abs() < 1e-6, "{row}");
+        }
+    }
+}
+
+#[test]
+fn phases_by_the_clock_and_finishing_stragglers_are_replayed() {
+    let place = Place::new();
+    let args = "simulate --synthetic nodes16-stalls:rounds=80,phases=wall-clock --policy auto \
+                --straggler finish --seeds 1 --json";
+    let rows = rows(&place.run(args).ok().stdout);
+    assert_eq!(rows[0]["rounds"], 80);
+    assert_eq!(rows[0]["straggler"], "finish");
+}
+
+#[test]
+fn what_cannot_be_replayed_says_why() {
+    let place = Place::new();
+    place.run("simulate --policy fastest").failed(2, &["unknown policy `fastest`", "auto"]);
+    place.run("simulate --straggler salvage").failed(1, &["micro-batches"]);
+    place.run("simulate --quorum 17").failed(1, &["--quorum 17", "16 workers"]);
+    place.run("simulate --overhead much").failed(2, &["0.1x"]);
+    place.write("bad.csv", "iteration,worker,seconds\n0,0,1.0\n0,1,fast\n");
+    place.run("simulate bad.csv").failed(1, &["bad.csv", "3"]);
+}
+
+#[test]
+fn a_page_needs_nothing_else_and_policies_are_listed() {
+    let place = Place::new();
+    place.run("simulate --seeds 1 --html page.html").ok();
+    let page = std::fs::read_to_string(place.path("page.html")).unwrap();
+    assert!(page.contains("Cutoff over time") && page.contains("<svg"));
+    assert!(!page.contains("src=\"http") && !page.contains("href=\"http"));
+    let listed = place.run("policies").ok().stdout;
+    for policy in ["auto", "full", "static:N", "filter", "deadline:T", "dropcompute"] {
+        assert!(listed.lines().any(|line| line.starts_with(policy)), "{policy}: {listed}");
+    }
+}
