@@ -302,6 +302,9 @@ impl RoundMachine {
         let admissible = in_time && base >= self.roster.oldest_admissible();
         if admissible && self.phase != Phase::Closed {
             self.accept(Arrival { contribution, at: now, run_time, share }, now);
+            if given.waited_for {
+                self.wake.arrivals = 0;
+            }
         } else if admissible {
             self.pending.push(Arrival { contribution, at: now, run_time, share });
         } else {
@@ -486,7 +489,13 @@ impl RoundMachine {
                 Blocks::All => self.cut(reason, now),
                 Blocks::Only(set) => self.freeze(set, reason, now),
             },
-            Decision::Cut { .. } => self.wake = Wake { at: None, arrivals: 1 },
+            // Held back by those the ledger waits for: only their arrival (or a change of
+            // membership) can free it. Short of the quorum, every arrival may.
+            Decision::Cut { .. } => {
+                let held = self.roster.arrivals.len() >= self.config.quorum;
+                let arrivals = if held { usize::MAX } else { 1 };
+                self.wake = Wake { at: None, arrivals };
+            }
         }
     }
 
