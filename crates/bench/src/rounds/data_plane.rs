@@ -16,6 +16,11 @@ const BYTES: usize = PARAMS * size_of::<f32>();
 pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let (pairs, rounds) = if report.quick() { (1, 5) } else { (4, 10) };
     for workers in [1, 2, 4] {
+        if report.quick() && workers > 1 {
+            let name = format!("exchange_over_bare_socket_{workers}");
+            report.skip(&name, ">= 0.7", "takes longer than a quick run");
+            continue;
+        }
         let (mut bare, mut real, mut memory) = (Vec::new(), Vec::new(), Vec::new());
         let ratio = abba_ratio(
             pairs,
