@@ -122,6 +122,15 @@ impl<'a> RoundView<'a> {
     pub fn participants(&self) -> usize {
         self.arrivals.len() + self.outstanding
     }
+
+    /// The answer of whoever waits for `count` of the participants: at least one, at most all.
+    pub fn wait_for(&self, count: usize) -> Decision {
+        let wanted = count.clamp(1, self.participants().max(1));
+        match wanted.saturating_sub(self.arrivals.len()) {
+            0 => Decision::cut(CutReason::Count { wanted: wanted as u32 }),
+            missing => Decision::Wait { until: None, arrivals: missing },
+        }
+    }
 }
 
 /// A closed round, as a policy learns from it.

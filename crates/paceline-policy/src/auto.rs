@@ -26,7 +26,7 @@
 use paceline_core::{Decision, Policy, RoundRecord, RoundView, RunTime, Time, Version, WorkerId};
 
 use crate::{
-    learned::{best_wait, follow, not_worth_waiting, wait_for_count},
+    learned::{best_wait, follow, not_worth_waiting},
     objective::Samples,
     predict::{Empirical, Filter, Predictor},
     probe::Probe,
@@ -80,7 +80,6 @@ pub struct Auto {
     probe: Probe,
     /// Micro-batches that count one by one.
     partial: u32,
-    /// Of the last rounds: the least accepted, and the typical time, that a round is sure to reach.
     settled: Settled,
 }
 
@@ -290,7 +289,7 @@ impl Policy for Auto {
             _ if scene.elapsed >= latest => not_worth_waiting(view),
             other => {
                 let count = other.count(view.participants()).unwrap_or(1);
-                match wait_for_count(count, view) {
+                match view.wait_for(count) {
                     Decision::Wait { arrivals, .. } => {
                         let left = Time::span(latest - scene.elapsed);
                         Decision::Wait { until: Some(view.now + left), arrivals }

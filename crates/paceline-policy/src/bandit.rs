@@ -7,12 +7,7 @@
 
 use paceline_core::{Decision, Policy, RoundRecord, RoundView, Time};
 
-use crate::{
-    learned::{not_worth_waiting, wait_for_count},
-    rate::Rate,
-    scene::in_order,
-    stop::break_even,
-};
+use crate::{learned::not_worth_waiting, rate::Rate, scene::in_order, stop::break_even};
 
 /// Rounds that an arm remembers.
 const MEMORY: f64 = 50.0;
@@ -69,7 +64,7 @@ impl Policy for Bandit {
         if self.rate.opened(view) {
             self.wanted = self.choose(view.participants());
         }
-        let decision = wait_for_count(self.wanted, view);
+        let decision = view.wait_for(self.wanted);
         let Decision::Wait { arrivals, .. } = decision else { return decision };
         if view.arrivals.is_empty() || view.now <= view.opened {
             return Decision::WAIT;

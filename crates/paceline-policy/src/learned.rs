@@ -53,7 +53,7 @@ impl Learned {
                 false => all,
             };
         }
-        wait_for_count(self.committed, view)
+        view.wait_for(self.committed)
     }
 
     fn renewal(&mut self, view: &RoundView<'_>) -> Decision {
@@ -100,15 +100,6 @@ pub(crate) fn follow(plan: &Plan, view: &RoundView<'_>) -> Decision {
 
 pub(crate) fn not_worth_waiting(view: &RoundView<'_>) -> Decision {
     Decision::cut(CutReason::NotWorthWaiting { missing: view.outstanding_count() as u32 })
-}
-
-/// Waits for a count of those who take part.
-pub(crate) fn wait_for_count(count: usize, view: &RoundView<'_>) -> Decision {
-    let wanted = count.clamp(1, view.participants().max(1));
-    match wanted.checked_sub(view.arrivals.len()) {
-        None | Some(0) => Decision::cut(CutReason::Count { wanted: wanted as u32 }),
-        Some(missing) => Decision::Wait { until: None, arrivals: missing },
-    }
 }
 
 impl Policy for Learned {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use paceline_core::{CutReason, Decision, Policy, RoundView};
+use paceline_core::{Decision, Policy, RoundView};
 
 /// How many contributions a round waits for.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -45,11 +45,7 @@ impl Policy for Static {
     }
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
-        let wanted = self.0.of(view.participants());
-        match wanted.checked_sub(view.arrivals.len()) {
-            None | Some(0) => Decision::cut(CutReason::Count { wanted: wanted as u32 }),
-            Some(missing) => Decision::Wait { until: None, arrivals: missing },
-        }
+        view.wait_for(self.0.of(view.participants()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! A policy that knows the future: counts written down beforehand. For the simulator only.
 
-use paceline_core::{CutReason, Decision, Policy, RoundView};
+use paceline_core::{Decision, Policy, RoundView};
 
 /// Waits for a given count in every round.
 #[derive(Debug, Clone)]
@@ -22,11 +22,7 @@ impl Policy for Scripted {
     }
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
-        let all = view.participants();
-        let wanted = self.counts.get(view.round.0 as usize).map_or(all, |&c| c.clamp(1, all));
-        match wanted.saturating_sub(view.arrivals.len()) {
-            0 => Decision::cut(CutReason::Count { wanted: wanted as u32 }),
-            missing => Decision::Wait { until: None, arrivals: missing },
-        }
+        let wanted = self.counts.get(view.round.0 as usize).copied();
+        view.wait_for(wanted.unwrap_or(view.participants()))
     }
 }

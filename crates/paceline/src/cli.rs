@@ -9,7 +9,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     analyze::{self, AnalyzeArgs},
-    config::{RunFlags, Usage},
+    config::Usage,
+    flags::RunFlags,
     host, server,
     simulate::{self, SimulateArgs},
     span::Span,

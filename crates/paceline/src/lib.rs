@@ -8,6 +8,7 @@ mod cli;
 mod config;
 mod display;
 mod event_log;
+mod flags;
 mod host;
 mod launch;
 mod page;

@@ -113,13 +113,11 @@ impl Predictor for Elfving {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use paceline_core::{Round, RunTime, Time};
     use rand::{SeedableRng, rngs::ChaCha8Rng};
     use rand_distr::{Distribution, Normal};
 
     use super::*;
+    use crate::predict::show;
 
     /// Mean and deviation come back although the upper 40 % are never seen.
     #[test]
@@ -128,27 +126,8 @@ mod tests {
         let normal = Normal::new(2.0, 0.3).expect("a normal");
         let mut elfving = Elfving::default();
         for round in 0..WINDOW as u64 {
-            let run_times: Vec<(WorkerId, RunTime)> = (0..200)
-                .map(|worker| {
-                    let x: f64 = normal.sample(&mut rng);
-                    let cut = Duration::from_secs_f64(2.076);
-                    let seen = Duration::from_secs_f64(x);
-                    let time = match seen <= cut {
-                        true => RunTime::Observed(seen),
-                        false => RunTime::Censored { at_least: cut },
-                    };
-                    (WorkerId(worker), time)
-                })
-                .collect();
-            elfving.learn(&RoundRecord {
-                round: Round(round),
-                opened: Time::ZERO,
-                cut: Time::ZERO,
-                closed: Time::ZERO,
-                weight: 0.0,
-                run_times: &run_times,
-                salvaged: &[],
-            });
+            let times: Vec<f64> = (0..200).map(|_| normal.sample(&mut rng)).collect();
+            show(&mut elfving, round, &times, 2.076);
         }
         assert!((elfving.mean - 2.0).abs() < 0.02, "mean {}", elfving.mean);
         assert!((elfving.deviation - 0.3).abs() < 0.02, "deviation {}", elfving.deviation);

@@ -49,3 +49,32 @@ pub trait Predictor: Send {
 fn log_seconds(run_time: RunTime) -> f64 {
     run_time.bound().as_secs_f64().max(1e-9).ln()
 }
+
+/// Shows a predictor a round in which nobody later than `cut` seconds was seen.
+#[cfg(test)]
+fn show(predictor: &mut dyn Predictor, round: u64, times: &[f64], cut: f64) {
+    use std::time::Duration;
+
+    use paceline_core::{Round, Time};
+
+    let run_times: Vec<(WorkerId, RunTime)> = times
+        .iter()
+        .enumerate()
+        .map(|(worker, &x)| {
+            let time = match x <= cut {
+                true => RunTime::Observed(Duration::from_secs_f64(x)),
+                false => RunTime::Censored { at_least: Duration::from_secs_f64(cut) },
+            };
+            (WorkerId(worker as u32), time)
+        })
+        .collect();
+    predictor.learn(&RoundRecord {
+        round: Round(round),
+        opened: Time::ZERO,
+        cut: Time::ZERO,
+        closed: Time::ZERO,
+        weight: 0.0,
+        run_times: &run_times,
+        salvaged: &[],
+    });
+}

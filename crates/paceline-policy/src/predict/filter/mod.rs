@@ -1,10 +1,14 @@
-//! `filter`: log run-time = worker's level + the round's common factor + a pooled residual.
+//! `filter`: log run-time = worker's level + the round's common factor + its group's factor + a
+//! pooled residual.
 //!
-//! Levels, spreads and change points are per worker ([`worker`]); the residual's distribution is
-//! pooled over workers, standardised by each one's spread, by product limit. O(n) a round.
+//! Levels, spreads and change points are per worker ([`worker`]); the common factor is fitted anew
+//! whenever the round is looked at ([`common`]), groups are found from the data ([`groups`]); the
+//! residual's distribution is pooled over workers, standardised by each one's spread, by product
+//! limit. O(n) a round.
 
 mod common;
 mod groups;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod worker;
@@ -16,12 +20,10 @@ use paceline_core::{RoundRecord, RunTime, Version, WorkerId};
 use self::{
     common::{Common, Sight, fit_first},
     groups::Groups,
-    worker::{Cluster, RATES, Shift, WorkerState, shift_survival},
+    tally::Tally,
+    worker::{Cluster, RATES, Shift, WorkerState},
 };
-use super::{
-    Predictor, log_seconds,
-    residuals::{Residuals, clip},
-};
+use super::{Predictor, log_seconds, residuals::Residuals};
 use crate::scene::Scene;
 
 /// Rounds that the pooled residuals remember.
@@ -185,7 +187,7 @@ impl Predictor for Filter {
         if shifted < 1e-3 {
             return stays;
         }
-        let shifts = shift_survival(shift, level, y, spread, &self.cluster());
+        let shifts = shift.survival(level, y, spread, &self.cluster());
         stays + shifted * (shifts - stays)
     }
 
@@ -306,8 +308,8 @@ impl Filter {
         self.rate = (0..RATES.len()).find(good).unwrap_or(0);
     }
 
-    /// What all who arrived have in common is the round's, not theirs: without this, factor and
-    /// levels could drift apart for ever, and take with them the bounds of those not seen.
+    /// What all who arrived have in common is the round's, not theirs. Only the sum of factor and
+    /// level is ever used, so both may wander against each other as long as this keeps them in step.
     fn anchor(&mut self, times: &[(WorkerId, RunTime)], drift: f64) {
         for (worker, _) in times.iter().filter(|(_, time)| !time.is_censored()) {
             if let Some(state) = &mut self.workers[worker.0 as usize] {
@@ -321,84 +323,40 @@ impl Filter {
 
     /// Returns by how much those who arrived moved on average.
     fn learn_workers(&mut self, times: &[(WorkerId, RunTime)]) -> f64 {
-        let mut pool: Vec<(f64, f64, bool)> = Vec::with_capacity(times.len());
-        let (mut deviations, mut count) = (0.0, 0.0);
-        let (mut errors, mut scored) = ([0.0; RATES.len()], 0.0);
-        let (mut events, mut exposure) = (0.0, 0.0);
-        let (mut drift, mut arrived) = (0.0, 0.0);
-        let (mut level_sum, mut level_square, mut levels) = (0.0, 0.0, 0.0);
+        let mut tally = Tally::default();
         for &(worker, run_time) in times {
             let index = worker.0 as usize;
             if index >= self.workers.len() {
                 self.workers.resize_with(index + 1, || None);
             }
             let mut state = self.workers[index].take().unwrap_or_else(WorkerState::new);
-            let cluster = self.cluster();
             let y = log_seconds(run_time) - self.factor - self.groups.factor(index);
-            state.pass();
-            if let Shift::Beyond(bound) = state.shift
-                && state.shifted > 0.5
-                && y > bound
-            {
-                exposure += y - bound;
-                events += f64::from(u8::from(!run_time.is_censored()));
-            }
-            let censored = run_time.is_censored();
-            if !censored && state.seen > 1 && state.shifted < 0.5 {
-                scored += 1.0;
-                for (error, level) in errors.iter_mut().zip(state.levels) {
-                    *error += (y - level).abs().min(3.0 * self.spread);
-                }
-            }
-            let before = state.levels[self.rate];
-            let known = state.seen > 0;
-            let residual = match censored {
-                true => state.censor(y, &cluster),
-                false => state.observe(y, &cluster),
-            };
-            let moved = state.levels[self.rate] - before;
-            if !censored && known && moved.abs() < 3.0 * self.spread {
-                drift += moved;
-                arrived += 1.0;
-            }
-            if let Some((u, weight)) = residual {
-                pool.push((u, weight, censored));
-                let size = match censored {
-                    true => self.reference.beyond(u).1,
-                    false => clip(u).abs(),
-                };
-                let typical = self.reference.size();
-                deviations += weight * size / typical * state.spread(self.spread);
-                count += weight;
-            }
-            if state.seen > 0 {
-                let level = state.levels[self.rate];
-                level_sum += level;
-                level_square += level * level;
-                levels += 1.0;
-            }
+            tally.add(&mut state, y, run_time.is_censored(), &self.cluster());
             self.workers[index] = Some(state);
         }
-        for (u, weight, censored) in pool {
+        self.take_in(&tally, times.len() as f64);
+        tally.drift()
+    }
+
+    fn take_in(&mut self, tally: &Tally, workers: f64) {
+        for &(u, weight, censored) in &tally.pool {
             match censored {
                 true => self.residuals.censor(u, weight),
                 false => self.residuals.observe(u, weight),
             }
         }
+        let (sizes, count) = tally.deviations;
         if count > 0.0 {
             let keep = 1.0 - SPREAD_RATE;
-            self.deviations.0 = keep * self.deviations.0 + deviations / times.len() as f64;
-            self.deviations.1 = keep * self.deviations.1 + count / times.len() as f64;
+            self.deviations.0 = keep * self.deviations.0 + sizes / workers;
+            self.deviations.1 = keep * self.deviations.1 + count / workers;
             self.spread = (self.deviations.0 / self.deviations.1).clamp(1e-5, 1.5);
         }
-        self.choose_rate(&errors, scored);
-        self.beyond.0 = 0.98 * self.beyond.0 + 0.02 + events;
-        self.beyond.1 = 0.98 * self.beyond.1 + 0.02 + exposure;
-        if levels > 0.0 {
-            let mean = level_sum / levels;
-            let variance = (level_square / levels - mean * mean).max(0.0);
+        self.choose_rate(&tally.errors, tally.scored);
+        self.beyond.0 = 0.98 * self.beyond.0 + 0.02 + tally.beyond.0;
+        self.beyond.1 = 0.98 * self.beyond.1 + 0.02 + tally.beyond.1;
+        if let Some((mean, variance)) = tally.levels() {
             self.newcomer = (mean, (variance + self.spread * self.spread).sqrt().max(0.1));
         }
-        if arrived > 0.0 { drift / arrived } else { 0.0 }
     }
 }

@@ -26,6 +26,17 @@ pub(super) enum Shift {
     Beyond(f64),
 }
 
+impl Shift {
+    /// Probability that a shifted worker takes longer than `y`, its old level being `level`.
+    pub(super) fn survival(self, level: f64, y: f64, spread: f64, cluster: &Cluster<'_>) -> f64 {
+        match self {
+            Shift::Somewhere => somewhere_survival(y - level),
+            Shift::Level(at) => cluster.residuals.survival((y - at) / spread),
+            Shift::Beyond(bound) => (-cluster.hazard_beyond * (y - bound).max(0.0)).exp(),
+        }
+    }
+}
+
 /// One worker's level (log run-time less the round's common factor), spread, and the chance that
 /// it is elsewhere: the run-length posterior of online change-point detection, pruned to the two
 /// hypotheses that matter.
@@ -72,11 +83,6 @@ impl WorkerState {
         let spread = (SPREAD_PRIOR * cluster + self.deviation) / weight;
         let few = 1.0 + 1.0 / (1.0 + f64::from(self.seen));
         spread * few.sqrt()
-    }
-
-    /// Probability that log run-time (less the common factor) exceeds `y`, if it has shifted.
-    pub(super) fn shift_survival(&self, y: f64, spread: f64, cluster: &Cluster<'_>) -> f64 {
-        shift_survival(self.shift, self.levels[cluster.rate], y, spread, cluster)
     }
 
     /// A round passes: it may leave its level, or come back to it.
@@ -140,7 +146,7 @@ impl WorkerState {
         let spread = self.spread(cluster.spread);
         let u = (y - self.levels[cluster.rate]) / spread;
         let stays = cluster.residuals.survival(u);
-        let shifts = self.shift_survival(y, spread, cluster);
+        let shifts = self.shift.survival(self.levels[cluster.rate], y, spread, cluster);
         self.shifted = posterior(self.shifted, shifts, stays);
         match self.shift {
             Shift::Beyond(bound) => self.shift = Shift::Beyond(bound.max(y)),
@@ -187,21 +193,6 @@ impl WorkerState {
         let keep = 1.0 - SPREAD_RATE * told;
         self.deviation = keep * self.deviation + told * size;
         self.deviation_weight = keep * self.deviation_weight + told;
-    }
-}
-
-/// As [`WorkerState::shift_survival`], for a worker whose parts are at hand.
-pub(super) fn shift_survival(
-    shift: Shift,
-    level: f64,
-    y: f64,
-    spread: f64,
-    cluster: &Cluster<'_>,
-) -> f64 {
-    match shift {
-        Shift::Somewhere => somewhere_survival(y - level),
-        Shift::Level(at) => cluster.residuals.survival((y - at) / spread),
-        Shift::Beyond(bound) => (-cluster.hazard_beyond * (y - bound).max(0.0)).exp(),
     }
 }
 

@@ -1,0 +1,179 @@
+//! The settings of a run as flags and environment variables: a layer over the config file.
+
+use anyhow::{Context, Result};
+use clap::Args;
+use paceline_core::Straggler;
+use paceline_nn::{DataSource, ModelSpec};
+use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule};
+use paceline_policy::PolicySpec;
+use serde::{Serialize, Serializer};
+
+use crate::{
+    config::{RunConfig, text},
+    span::Span,
+};
+
+/// Settings as flags and environment variables.
+#[derive(Debug, Clone, Default, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[command(next_help_heading = "Run")]
+pub(crate) struct RunFlags {
+    /// Name of the run, and of its folder; made up when not given
+    #[arg(long, env = "PACELINE_NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
+    /// Folder that holds the folders of all runs [default: runs]
+    #[arg(long, env = "PACELINE_RUN_DIR", value_name = "DIR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) run_dir: Option<String>,
+    /// Worker processes [default: 4]
+    #[arg(long, env = "PACELINE_WORKERS", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) workers: Option<u32>,
+    /// Shards that hold the parameters [default: 2]
+    #[arg(long, env = "PACELINE_SHARDS", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) shards: Option<u32>,
+    /// Model: softmax, mlp, cnn, or synthetic:N to measure the data plane [default: cnn]
+    #[arg(long, env = "PACELINE_MODEL")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "some_text")]
+    pub(crate) model: Option<ModelSpec>,
+    /// `embedded`, or a folder with MNIST's files (IDX, plain or gzip) [default: embedded]
+    #[arg(long, env = "PACELINE_DATA", value_name = "DIR")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "some_text")]
+    pub(crate) data: Option<DataSource>,
+    /// Seed of everything random [default: 1]
+    #[arg(long, env = "PACELINE_SEED")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) seed: Option<u64>,
+    /// When a round stops waiting; `paceline policies` lists the ways [default: auto]
+    #[arg(long, env = "PACELINE_POLICY")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) policy: Option<PolicySpec>,
+    /// The least workers that a round may close with and that must be live [default: 1]
+    #[arg(long, env = "PACELINE_QUORUM", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) quorum: Option<u32>,
+    /// How long fewer live workers than the quorum are borne [default: 10s]
+    #[arg(long, env = "PACELINE_QUORUM_GRACE", value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) quorum_grace: Option<Span>,
+    /// How long the first round waits for all workers [default: 60s]
+    #[arg(long, env = "PACELINE_JOIN_GRACE", value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) join_grace: Option<Span>,
+    /// A worker silent for longer is dead [default: 10s]
+    #[arg(long, env = "PACELINE_LIVENESS", value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) liveness: Option<Span>,
+    /// What a straggler does at the cut: abort or finish [default: abort]
+    #[arg(long, env = "PACELINE_STRAGGLER")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) straggler: Option<Straggler>,
+    /// Samples per worker and round [default: 32]
+    #[arg(long, env = "PACELINE_BATCH", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) batch: Option<u32>,
+    /// Parts of a round's work, between which a worker can stop [default: 4]
+    #[arg(long, env = "PACELINE_MICRO_BATCHES", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) micro_batches: Option<u32>,
+    /// sgd, momentum, adamw or mean, with options: momentum:0.95,nesterov [default: momentum:0.9]
+    #[arg(long, env = "PACELINE_OPTIMIZER")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) optimizer: Option<OptimizerSpec>,
+    /// Learning rate at the reference weight [default: 0.02]
+    #[arg(long, env = "PACELINE_LR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lr: Option<f32>,
+    /// Learning rate over rounds: constant, step:EVERY:FACTOR, cosine:TOTAL[:FLOOR], each after an
+    /// optional warmup:ROUNDS+ [default: constant]
+    #[arg(long, env = "PACELINE_SCHEDULE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) schedule: Option<Schedule>,
+    /// How the learning rate follows the contributed weight: linear, sqrt, none [default: linear]
+    #[arg(long, env = "PACELINE_LR_SCALING")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lr_scaling: Option<LrScaling>,
+    /// Weight (samples) at which the learning rate is as given [default: workers × batch]
+    #[arg(long, env = "PACELINE_REFERENCE_WEIGHT", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reference_weight: Option<f64>,
+    /// Bound on the gradient's norm: none, or norm:BOUND [default: none]
+    #[arg(long, env = "PACELINE_CLIP")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) clip: Option<Clip>,
+    /// Stop after so many rounds
+    #[arg(long, env = "PACELINE_ROUNDS", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rounds: Option<u64>,
+    /// Stop after so many epochs [default: 5, if nothing else says when]
+    #[arg(long, env = "PACELINE_EPOCHS", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) epochs: Option<u32>,
+    /// Stop at this test accuracy, 0 to 1
+    #[arg(long, env = "PACELINE_TARGET_ACCURACY", value_name = "SHARE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) target_accuracy: Option<f64>,
+    /// Stop after this time: 90s, 5m, 2h
+    #[arg(long, env = "PACELINE_TIME_LIMIT", value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) time_limit: Option<Span>,
+    /// Sums in worker order and a hash of the parameters every round
+    #[arg(long, env = "PACELINE_DETERMINISTIC", num_args = 0..=1, default_missing_value = "true")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) deterministic: Option<bool>,
+    /// Rounds between measurements on the test set [default: an epoch's]
+    #[arg(long, env = "PACELINE_EVAL_EVERY", value_name = "ROUNDS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) eval_every: Option<u64>,
+    /// Rounds between checkpoints [default: an epoch's]
+    #[arg(long, env = "PACELINE_CHECKPOINT_EVERY", value_name = "ROUNDS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) checkpoint_every: Option<u64>,
+    /// Checkpoints that are kept [default: 2]
+    #[arg(long, env = "PACELINE_KEEP_CHECKPOINTS", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) keep_checkpoints: Option<usize>,
+    /// The most memory for contributions that wait to be folded, in MiB [default: 2048]
+    #[arg(long, env = "PACELINE_STAGING_MB", value_name = "MIB")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) staging_mb: Option<u64>,
+    /// Size of a block of parameters on the wire, in KiB, up to 65536 [default: 1024]
+    #[arg(long, env = "PACELINE_BLOCK_KIB", value_name = "KIB")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) block_kib: Option<usize>,
+    /// Slowness on purpose: slow:WORKER:FACTOR, stalls:P99_OVER_P50, kill:WORKER@ROUND,
+    /// hog:WORKER, separated by commas
+    #[arg(long, env = "PACELINE_STRAGGLERS", value_name = "SPEC")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) stragglers: Option<String>,
+    /// Pad a worker's round to this long, so that workers that share cores do not set each other's
+    /// pace
+    #[arg(long, env = "PACELINE_NOMINAL", value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) nominal: Option<Span>,
+}
+
+impl RunFlags {
+    /// The settings of the run that are given. Where runs are kept may be a habit of the machine.
+    pub(crate) fn given(&self) -> Result<Vec<String>> {
+        let table = toml::Table::try_from(self).context("failed to read the flags")?;
+        Ok(table.into_iter().map(|(name, _)| name).filter(|name| name != "run-dir").collect())
+    }
+
+    /// The folder that holds the folders of all runs.
+    pub(crate) fn run_dir(&self) -> String {
+        self.run_dir.clone().unwrap_or_else(|| RunConfig::default().run_dir)
+    }
+}
+
+fn some_text<T: ToString, S: Serializer>(
+    value: &Option<T>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => text(value, serializer),
+        None => serializer.serialize_none(),
+    }
+}
