@@ -152,6 +152,11 @@ impl Coordinator {
         self.published = true;
     }
 
+    /// Nothing is urgent: the policy may think ([`RoundMachine::study`]).
+    pub fn study(&mut self) {
+        self.machine.study();
+    }
+
     /// Does what follows from all that was reported: opens a round, gives work, cuts, closes.
     pub fn advance(&mut self, now: Time) {
         if self.published && self.machine.can_open(now) {

@@ -31,7 +31,7 @@ pub use ids::{Round, ShardId, Version, WorkerId};
 pub use ledger::{Ledger, LedgerError, LedgerReport, LedgerState, SampleCounts, SampleRange, Work};
 pub use liveness::Liveness;
 pub use order::EpochOrder;
-pub use policy::{Decision, Policy, RoundRecord, RoundView};
+pub use policy::{Decision, KeptRecord, Policy, RoundRecord, RoundView};
 pub use roster::Assignment;
 pub use round::{Phase, RoundConfig, RoundMachine};
 pub use runtime::RunTime;

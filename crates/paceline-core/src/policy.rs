@@ -46,8 +46,14 @@ pub trait Policy: Send {
         false
     }
 
-    /// A round closed. This is what there is to learn from.
+    /// A round closed. This is what there is to learn from. The next round waits for the answer:
+    /// what takes long belongs into [`Policy::study`].
     fn closed(&mut self, _record: &RoundRecord<'_>) {}
+
+    /// A round is open, its workers have been sent off, and nothing is urgent: the time for what is
+    /// expensive. Whether and when it is called must change no answer: a policy that was not called
+    /// does the same when it is next asked.
+    fn study(&mut self) {}
 
     /// A run-time that was censored when its round closed became known (or known better).
     fn late(&mut self, _worker: WorkerId, _base: Version, _run_time: RunTime) {}
@@ -104,6 +110,11 @@ pub struct RoundView<'a> {
 }
 
 impl<'a> RoundView<'a> {
+    /// Whether the round has just opened: the question that comes with every opening.
+    pub fn is_opening(&self) -> bool {
+        self.now == self.opened && self.arrivals.is_empty()
+    }
+
     /// Workers that may still arrive in this round, in worker order. All are live.
     pub fn outstanding(&self) -> impl Iterator<Item = (WorkerId, &'a Assignment)> + use<'a> {
         let oldest = self.oldest;
@@ -129,6 +140,32 @@ impl<'a> RoundView<'a> {
         match wanted.saturating_sub(self.arrivals.len()) {
             0 => Decision::cut(CutReason::Count { wanted: wanted as u32 }),
             missing => Decision::Wait { until: None, arrivals: missing },
+        }
+    }
+}
+
+/// A closed round, kept until there is time to learn from it.
+#[derive(Debug, Clone)]
+pub struct KeptRecord {
+    record: RoundRecord<'static>,
+    run_times: Vec<(WorkerId, RunTime)>,
+    salvaged: Vec<(WorkerId, f64)>,
+}
+
+impl KeptRecord {
+    /// The record itself.
+    pub fn record(&self) -> RoundRecord<'_> {
+        RoundRecord { run_times: &self.run_times, salvaged: &self.salvaged, ..self.record }
+    }
+}
+
+impl RoundRecord<'_> {
+    /// The same, to be kept.
+    pub fn keep(&self) -> KeptRecord {
+        KeptRecord {
+            record: RoundRecord { run_times: &[], salvaged: &[], ..*self },
+            run_times: self.run_times.to_vec(),
+            salvaged: self.salvaged.to_vec(),
         }
     }
 }

@@ -526,6 +526,14 @@ impl RoundMachine {
         self.emit(now, closed);
     }
 
+    /// Everything that was decided has been carried out: if a round is open, its workers are busy,
+    /// and the policy may think.
+    pub fn study(&mut self) {
+        if matches!(self.phase, Phase::Open) {
+            self.policy.study();
+        }
+    }
+
     /// The next moment at which [`Self::decide`] must be called even if nothing happens.
     pub fn next_wake(&self) -> Option<Time> {
         let round = match self.phase {

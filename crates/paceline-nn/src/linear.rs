@@ -2,8 +2,8 @@
 
 use crate::TensorSpec;
 use crate::layer::{Layer, Step, add_rows, fill_rows, uniform};
-use crate::matmul::{Matrix, Output, multiply};
 use crate::rng::Stream;
+use paceline_matmul::{Matrix, Output, multiply};
 
 /// y = x·W + b, with or without a rectifier after it; W is inputs × outputs.
 pub(crate) struct Linear {

@@ -1,6 +1,6 @@
 //! `auto`: a mixture of experts that stops inside the round, and the default.
 //!
-//! **Experts.** Models under the renewal rule ([`Filter`], [`Empirical`]) and plain fixed counts,
+//! **Experts.** Models under the renewal rule ([`Filter`], [`Bdsgd`], [`Empirical`]) and plain fixed counts,
 //! from a few up to all. One leads the round. Afterwards each is credited with what it would have
 //! earned at the run's rate λ: gain − λ·time, per participant, clipped to [−1, 1]. A model's stop is
 //! found by running its rule over the closed round, off the critical path; a count's is an order
@@ -23,12 +23,17 @@
 //! longer cannot be scored until a probe lasts as long as it: one that waits w rounds longer is
 //! revealed within about 100·w·log₂(4·w) rounds.
 
-use paceline_core::{Decision, Policy, RoundRecord, RoundView, RunTime, Time, Version, WorkerId};
+use std::sync::Arc;
+
+use paceline_core::{
+    Decision, KeptRecord, Policy, RoundRecord, RoundView, RunTime, Time, Version, WorkerId,
+};
+use paceline_model::{Model, TrackerOptions};
 
 use crate::{
     learned::{best_wait, follow, not_worth_waiting},
     objective::Samples,
-    predict::{Empirical, Filter, Predictor},
+    predict::{Bdsgd, Empirical, Filter, Predictor},
     probe::Probe,
     rate::Rate,
     scene::{Scene, in_order, with_pace},
@@ -81,6 +86,8 @@ pub struct Auto {
     /// Micro-batches that count one by one.
     partial: u32,
     settled: Settled,
+    /// What there is to learn from, when there is time.
+    closed: Option<KeptRecord>,
 }
 
 /// What an expert earned beyond the leader, discounted.
@@ -126,11 +133,13 @@ impl Settled {
     }
 }
 
-impl Default for Auto {
-    fn default() -> Auto {
+impl Auto {
+    /// The mixture, with this model of joint run-times among the experts.
+    pub fn new(model: &Arc<Model>) -> Auto {
         let mut experts = vec![
             Expert::Model(Box::new(Filter::default())),
-            Expert::Model(Box::default() as Box<Empirical>),
+            Expert::Model(Box::new(Bdsgd::new(model, TrackerOptions::default()))),
+            Expert::Model(Box::new(Empirical::default())),
         ];
         experts.extend([Expert::AllBut(0), Expert::AllBut(1)]);
         experts.extend(SHARES.map(Expert::Share));
@@ -144,11 +153,10 @@ impl Default for Auto {
             probe: Probe::default(),
             partial: 1,
             settled: Settled::default(),
+            closed: None,
         }
     }
-}
 
-impl Auto {
     /// The leading expert, for people.
     fn leader_name(&self, participants: usize) -> String {
         match &self.experts[self.leader] {
@@ -267,12 +275,17 @@ impl Policy for Auto {
     }
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
+        if view.is_opening() && self.closed.is_some() {
+            return Decision::WAIT;
+        }
+        self.study();
         let new = self.rate.opened(view);
         self.partial = view.partial;
         if new {
             let typical = Time::span(self.rate.typical());
-            let until = (!typical.is_zero()).then(|| view.now + typical);
-            return Decision::Wait { until, arrivals: self.settled.skip().max(1) };
+            let until = (!typical.is_zero()).then(|| view.opened + typical);
+            let missing = self.settled.skip().saturating_sub(view.arrivals.len());
+            return Decision::Wait { until, arrivals: missing.max(1) };
         }
         if view.arrivals.is_empty() || view.now <= view.opened {
             return Decision::WAIT;
@@ -312,6 +325,13 @@ impl Policy for Auto {
     }
 
     fn closed(&mut self, record: &RoundRecord<'_>) {
+        self.study();
+        self.closed = Some(record.keep());
+    }
+
+    fn study(&mut self) {
+        let Some(kept) = self.closed.take() else { return };
+        let record = &kept.record();
         let earnings = self.earnings(record);
         self.score(&earnings);
         self.led_to = None;
@@ -328,6 +348,7 @@ impl Policy for Auto {
     }
 
     fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
+        self.study();
         for expert in &mut self.experts {
             if let Expert::Model(predictor) = expert {
                 predictor.late(worker, base, run_time);
@@ -345,7 +366,7 @@ mod tests {
 
     /// A mixture that wrongly believes in waiting for half.
     fn misled() -> Auto {
-        let mut auto = Auto::default();
+        let mut auto = Auto::new(&Model::prior());
         auto.leader = auto
             .experts
             .iter()

@@ -1,7 +1,8 @@
 //! A predictor with a stopping rule: most policies are one of these.
 
 use paceline_core::{
-    CutReason, Decision, Policy, RoundRecord, RoundView, RunTime, Time, Version, WorkerId,
+    CutReason, Decision, KeptRecord, Policy, RoundRecord, RoundView, RunTime, Time, Version,
+    WorkerId,
 };
 
 use crate::{
@@ -22,38 +23,52 @@ pub struct Learned {
     predictor: Box<dyn Predictor>,
     objective: Box<dyn Objective>,
     rule: Rule,
-    default_rule: Rule,
+    name: String,
     rate: Rate,
     probe: Probe,
     /// Micro-batches that count one by one.
     partial: u32,
-    committed: usize,
+    /// What there is to learn from, when there is time.
+    closed: Option<KeptRecord>,
+    /// The count to wait for, and of whom.
+    committed: (Vec<WorkerId>, usize),
 }
 
 impl Learned {
-    /// This rule on this predictor, whose rule by default is `default_rule`.
-    pub fn new(predictor: Box<dyn Predictor>, rule: Rule, default_rule: Rule) -> Learned {
+    /// This rule on this predictor, under this name.
+    pub fn new(predictor: Box<dyn Predictor>, rule: Rule, name: impl Into<String>) -> Learned {
         let (rate, probe) = (Rate::default(), Probe::default());
-        let objective = Box::new(Samples);
-        Learned { predictor, objective, rule, default_rule, rate, probe, partial: 1, committed: 0 }
+        let (objective, name) = (Box::new(Samples), name.into());
+        let (closed, committed) = (None, (Vec::new(), 0));
+        let partial = 1;
+        Learned { predictor, objective, rule, name, rate, probe, partial, closed, committed }
     }
 
     fn commit(&mut self, view: &RoundView<'_>, new: bool) -> Decision {
-        let all = view.participants();
-        if new {
-            self.predictor.expect();
-            self.committed = match self.rate.typical() > 0.0 {
-                true => best_count(
-                    &*self.predictor,
-                    &Scene::of(view),
-                    self.rate.typical(),
-                    self.rate.overhead(),
-                ),
-                // Nothing is known: the first round waits for all, as the paper's profiling does.
-                false => all,
-            };
+        if self.rate.typical() == 0.0 && self.predictor.knows_beginnings() {
+            // There is nothing to commit to yet.
+            return self.renewal(view);
         }
-        view.wait_for(self.committed)
+        if new {
+            let arrived = view.arrivals.iter().map(|arrival| arrival.contribution.worker);
+            let silent = view.outstanding().map(|(worker, _)| worker);
+            let mut workers: Vec<WorkerId> = arrived.chain(silent).collect();
+            workers.sort_unstable();
+            if self.rate.typical() == 0.0 {
+                // Nothing is known: the first round waits for all.
+                self.committed = (Vec::new(), workers.len());
+            } else if workers != self.committed.0 {
+                self.commit_to(workers);
+            }
+        }
+        view.wait_for(self.committed.1)
+    }
+
+    fn commit_to(&mut self, workers: Vec<WorkerId>) {
+        self.predictor.expect();
+        let (typical, overhead) = (self.rate.typical(), self.rate.overhead());
+        let count = best_count(&*self.predictor, &workers, typical, overhead);
+        self.committed = (workers, count);
     }
 
     fn renewal(&mut self, view: &RoundView<'_>) -> Decision {
@@ -104,14 +119,14 @@ pub(crate) fn not_worth_waiting(view: &RoundView<'_>) -> Decision {
 
 impl Policy for Learned {
     fn name(&self) -> String {
-        let name = self.predictor.name();
-        match self.rule == self.default_rule {
-            true => name.to_owned(),
-            false => format!("{name}:{}", self.rule),
-        }
+        self.name.clone()
     }
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
+        if view.is_opening() && self.closed.is_some() {
+            return Decision::WAIT;
+        }
+        self.study();
         let new = self.rate.opened(view);
         self.partial = view.partial;
         match self.rule {
@@ -121,13 +136,25 @@ impl Policy for Learned {
     }
 
     fn closed(&mut self, record: &RoundRecord<'_>) {
-        self.rate.closed(record, self.objective.gain(record.weight));
-        self.probe.closed(record, self.rate.overhead());
-        let run_times = &with_pace(record, self.partial);
-        self.predictor.learn(&RoundRecord { run_times, ..*record });
+        self.study();
+        self.closed = Some(record.keep());
+    }
+
+    fn study(&mut self) {
+        let Some(kept) = self.closed.take() else { return };
+        let record = kept.record();
+        self.rate.closed(&record, self.objective.gain(record.weight));
+        self.probe.closed(&record, self.rate.overhead());
+        let run_times = &with_pace(&record, self.partial);
+        self.predictor.learn(&RoundRecord { run_times, ..record });
+        if self.rule == Rule::Commit {
+            // Most likely the same workers take part in the next round.
+            self.commit_to(record.run_times.iter().map(|(worker, _)| *worker).collect());
+        }
     }
 
     fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
+        self.study();
         self.predictor.late(worker, base, run_time);
     }
 }

@@ -1,14 +1,15 @@
 //! Policies by name, as users write them.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use paceline_core::Policy;
+use paceline_model::{Model, TrackerOptions};
 use serde::{Deserialize, Serialize, de};
 use thiserror::Error;
 
 use crate::{
-    Auto, Bandit, Cutoff, Deadline, DropCompute, Elfving, Empirical, Filter, Full, Learned, Rule,
-    Static,
+    Auto, Bandit, Bdsgd, Cutoff, Deadline, DropCompute, Elfving, Empirical, Filter, Full, Learned,
+    Rule, Static, predict::Predictor,
 };
 
 /// A policy's name and settings: `auto`, `static:0.9`, `filter:commit`, `deadline:0.25`.
@@ -27,6 +28,8 @@ pub enum PolicySpec {
     Empirical(Rule),
     /// A level for each worker, common factors, change points.
     Filter(Rule),
+    /// The deep generative model of joint run-times.
+    Bdsgd(Rule, TrackerOptions),
     /// The count by trial.
     Bandit,
     /// A fixed moment.
@@ -54,13 +57,18 @@ pub enum PolicySpecError {
 }
 
 /// Every policy as users write it, and one line on what it does.
-pub const POLICIES: [(&str, &str); 9] = [
+pub const POLICIES: [(&str, &str); 10] = [
     ("auto", "the default: an expert mixture that stops each round when waiting no longer pays"),
     ("full", "wait for all live workers"),
     ("static:N", "wait for the first N, or for a fraction (static:0.9): backup workers"),
     (
         "filter",
         "a level for each worker, the cluster's common factor, change points (filter:commit)",
+    ),
+    (
+        "bdsgd",
+        "a deep generative model of joint run-times (bdsgd:paper commits to a count before the \
+         round; +impute draws censored times; +frozen does not adapt)",
     ),
     ("empirical", "the distribution of recent run-times, no names (empirical:commit)"),
     ("elfving", "iid normal run-times, count fixed before the round (elfving:renewal)"),
@@ -74,21 +82,25 @@ fn names() -> String {
 }
 
 impl PolicySpec {
-    /// The policy itself, ready for its first round.
+    /// The policy itself, ready for its first round; where it needs a model of run-times, with the
+    /// generic prior.
     pub fn build(self) -> Box<dyn Policy> {
+        self.build_with(&Model::prior())
+    }
+
+    /// The same with a model that was fitted.
+    pub fn build_with(self, model: &Arc<Model>) -> Box<dyn Policy> {
+        let learned = |predictor: Box<dyn Predictor>, rule: Rule| -> Box<dyn Policy> {
+            Box::new(Learned::new(predictor, rule, self.to_string()))
+        };
         match self {
-            PolicySpec::Auto => Box::new(Auto::default()),
+            PolicySpec::Auto => Box::new(Auto::new(model)),
             PolicySpec::Full => Box::new(Full),
             PolicySpec::Static(cutoff) => Box::new(Static(cutoff)),
-            PolicySpec::Elfving(rule) => {
-                Box::new(Learned::new(Box::new(Elfving::default()), rule, Rule::Commit))
-            }
-            PolicySpec::Empirical(rule) => {
-                Box::new(Learned::new(Box::new(Empirical::default()), rule, Rule::Renewal))
-            }
-            PolicySpec::Filter(rule) => {
-                Box::new(Learned::new(Box::new(Filter::default()), rule, Rule::Renewal))
-            }
+            PolicySpec::Elfving(rule) => learned(Box::<Elfving>::default(), rule),
+            PolicySpec::Empirical(rule) => learned(Box::<Empirical>::default(), rule),
+            PolicySpec::Filter(rule) => learned(Box::<Filter>::default(), rule),
+            PolicySpec::Bdsgd(rule, options) => learned(Box::new(Bdsgd::new(model, options)), rule),
             PolicySpec::Bandit => Box::new(Bandit::default()),
             PolicySpec::Deadline(after) => Box::new(Deadline(after)),
             PolicySpec::DropCompute(profile) => Box::new(DropCompute::new(profile)),
@@ -98,7 +110,31 @@ impl PolicySpec {
 
 impl fmt::Display for PolicySpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.build().name())
+        let mut rule = |name: &str, rule: Rule, default: Rule| match rule == default {
+            true => f.write_str(name),
+            false => write!(f, "{name}:{rule}"),
+        };
+        match *self {
+            PolicySpec::Auto => f.write_str("auto"),
+            PolicySpec::Elfving(of) => rule("elfving", of, Rule::Commit),
+            PolicySpec::Empirical(of) => rule("empirical", of, Rule::Renewal),
+            PolicySpec::Filter(of) => rule("filter", of, Rule::Renewal),
+            PolicySpec::Bdsgd(rule, options) => {
+                let words = [
+                    (rule == Rule::Commit, "paper"),
+                    (options.impute, "impute"),
+                    (options.frozen, "frozen"),
+                ];
+                let words: Vec<&str> = words.iter().filter(|w| w.0).map(|w| w.1).collect();
+                let colon = if words.is_empty() { "" } else { ":" };
+                write!(f, "bdsgd{colon}{}", words.join("+"))
+            }
+            PolicySpec::Full => f.write_str(&Full.name()),
+            PolicySpec::Static(cutoff) => f.write_str(&Static(cutoff).name()),
+            PolicySpec::Bandit => f.write_str("bandit"),
+            PolicySpec::Deadline(after) => f.write_str(&Deadline(after).name()),
+            PolicySpec::DropCompute(profile) => f.write_str(&DropCompute::new(profile).name()),
+        }
     }
 }
 
@@ -122,6 +158,7 @@ impl FromStr for PolicySpec {
             ("bandit", None) => Ok(PolicySpec::Bandit),
             ("elfving", _) => rule(Rule::Commit, "elfving").map(PolicySpec::Elfving),
             ("empirical", _) => rule(Rule::Renewal, "empirical").map(PolicySpec::Empirical),
+            ("bdsgd", _) => parse_bdsgd(setting),
             ("filter", _) => rule(Rule::Renewal, "filter").map(PolicySpec::Filter),
             ("static", _) => parse_cutoff(setting.unwrap_or_default()).map(PolicySpec::Static),
             ("deadline", _) => parse_deadline(setting.unwrap_or_default()),
@@ -137,6 +174,22 @@ impl FromStr for PolicySpec {
 
 fn bad(policy: &'static str, setting: &str, expected: &'static str) -> PolicySpecError {
     PolicySpecError::BadSetting { policy, setting: setting.to_owned(), expected }
+}
+
+fn parse_bdsgd(setting: Option<&str>) -> Result<PolicySpec, PolicySpecError> {
+    let (mut rule, mut options) = (Rule::Renewal, TrackerOptions::default());
+    for word in setting.into_iter().flat_map(|setting| setting.split('+')) {
+        match word {
+            "paper" => rule = Rule::Commit,
+            "impute" => options.impute = true,
+            "frozen" => options.frozen = true,
+            _ => {
+                let expected = "join any of paper, impute and frozen by + (bdsgd:paper+impute)";
+                return Err(bad("bdsgd", setting.unwrap_or_default(), expected));
+            }
+        }
+    }
+    Ok(PolicySpec::Bdsgd(rule, options))
 }
 
 fn parse_cutoff(text: &str) -> Result<Cutoff, PolicySpecError> {
@@ -201,6 +254,11 @@ mod tests {
         check("filter", Ok("filter"));
         check("filter:renewal", Ok("filter"));
         check("filter:commit", Ok("filter:commit"));
+        check("bdsgd", Ok("bdsgd"));
+        check("bdsgd:paper", Ok("bdsgd:paper"));
+        check("bdsgd:frozen+paper+impute", Ok("bdsgd:paper+impute+frozen"));
+        check("bdsgd:", Err("paper, impute and frozen"));
+        check("bdsgd:deep", Err("paper, impute and frozen"));
         check("elfving", Ok("elfving"));
         check("elfving:commit", Ok("elfving"));
         check("elfving:renewal", Ok("elfving:renewal"));

@@ -1,8 +1,9 @@
 //! What a run is told: all settings, with the defaults that a user gets.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use paceline_core::{LedgerState, RoundConfig, Version};
+use paceline_model::Model;
 use paceline_params::{Checkpoint, Clip, FlatVec, LrScaling, OptimizerSpec, Schedule, TensorSpec};
 use paceline_policy::PolicySpec;
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,8 @@ pub struct ServerConfig {
     pub micro_batches: u32,
     /// When a round stops waiting.
     pub policy: PolicySpec,
+    /// The model of run-times that such policies begin with as have one.
+    pub run_time_model: Arc<Model>,
     /// Quorum, graces, stragglers, and how many workers the first round waits for.
     pub round: RoundConfig,
     /// How the parameters are cut up and spread.

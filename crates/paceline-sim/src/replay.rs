@@ -131,6 +131,7 @@ impl Driver<'_> {
         self.machine.open(work, self.now);
         let opened = self.now;
         self.decide(opened);
+        self.machine.study();
         while self.machine.phase() != Phase::Closed {
             let arrival = self.busy.peek().map(|Reverse((at, ..))| *at);
             let next = [arrival, self.machine.next_wake()].into_iter().flatten().min();

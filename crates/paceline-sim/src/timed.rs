@@ -14,9 +14,9 @@ use rustix::time::{ClockId, clock_gettime};
 /// What a policy's thinking took.
 #[derive(Debug, Clone, Default)]
 pub struct Cost {
-    /// Each question's answer: the critical path.
+    /// Each answer to an arrival or a wake-up: the critical path.
     pub decisions: Vec<Duration>,
-    /// All of it, learning included.
+    /// All of it, with what is thought while nothing is urgent.
     pub total: Duration,
 }
 
@@ -65,7 +65,7 @@ impl Policy for Timed {
     }
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
-        self.spend(true, |policy| policy.decide(view))
+        self.spend(!view.is_opening(), |policy| policy.decide(view))
     }
 
     fn admissible_lag(&self) -> u64 {
@@ -82,6 +82,10 @@ impl Policy for Timed {
 
     fn closed(&mut self, record: &RoundRecord<'_>) {
         self.spend(false, |policy| policy.closed(record));
+    }
+
+    fn study(&mut self) {
+        self.spend(false, |policy| policy.study());
     }
 
     fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {

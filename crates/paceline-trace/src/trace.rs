@@ -150,6 +150,22 @@ impl Trace {
         self.cells.len() / self.workers.len()
     }
 
+    /// These rounds alone.
+    ///
+    /// # Panics
+    /// If there are no such rounds.
+    pub fn slice(&self, rounds: std::ops::Range<usize>) -> Trace {
+        let n = self.workers.len();
+        let micro = self.micro.as_ref().map(|micro| MicroBatches {
+            per_round: micro.per_round,
+            ends: micro.ends[rounds.start * n * micro.per_round..rounds.end * n * micro.per_round]
+                .to_vec(),
+        });
+        let cells = self.cells[rounds.start * n..rounds.end * n].to_vec();
+        let (name, workers) = (self.name.clone(), self.workers.clone());
+        Trace { name, unit: self.unit, workers, cells, micro }
+    }
+
     /// One cell.
     pub fn cell(&self, round: usize, worker: usize) -> Cell {
         Cell::unpack(self.cells[round * self.workers.len() + worker])

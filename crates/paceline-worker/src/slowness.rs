@@ -8,7 +8,7 @@ use std::{
 };
 
 use paceline_core::{Version, WorkerId};
-use rand::{SeedableRng, rngs::StdRng};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
 use rand_distr::{Distribution, LogNormal};
 use rustix::process::{Signal, getpid, kill_process};
 use thiserror::Error;
@@ -35,13 +35,20 @@ enum Item {
     Kill { worker: u32, at: u64 },
     /// A busy loop shares the worker's core.
     Hog { worker: u32 },
+    /// These workers sit on a node that is slow for a while, now and then, all at once.
+    Node { first: u32, last: u32, factor: f64 },
 }
+
+/// A node is slow or not for so many rounds, and slow for this share of all.
+const PHASE: u64 = 10;
+const SLOW_PHASES: f64 = 0.25;
 
 /// What is wrong with a description of slowness.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "`{0}` is no slowness: write slow:WORKER:FACTOR (slow:3:5), stalls:P99_OVER_P50 (stalls:3), \
-     kill:WORKER@ROUND (kill:1@40) or hog:WORKER (hog:0), separated by commas"
+     kill:WORKER@ROUND (kill:1@40), hog:WORKER (hog:0) or node:FIRST-LAST:FACTOR (node:4-7:2), \
+     separated by commas"
 )]
 pub struct SlownessError(String);
 
@@ -61,6 +68,7 @@ impl SlownessSpec {
             Item::Slow { worker, .. } | Item::Kill { worker, .. } | Item::Hog { worker } => {
                 Some(worker)
             }
+            Item::Node { last, .. } => Some(last),
             Item::Stalls { .. } => None,
         };
         self.items.iter().filter_map(named).collect()
@@ -68,8 +76,9 @@ impl SlownessSpec {
 
     /// One worker's share of it.
     pub fn of(&self, worker: WorkerId, seed: u64) -> Slowness {
+        let nominal = self.nominal;
         let mut slowness =
-            Slowness { factor: 1.0, stalls: None, kill: None, nominal: self.nominal, seed, worker };
+            Slowness { factor: 1.0, stalls: None, kill: None, node: None, nominal, seed, worker };
         for item in &self.items {
             match *item {
                 Item::Slow { worker: w, factor } if w == worker.0 => slowness.factor *= factor,
@@ -77,6 +86,9 @@ impl SlownessSpec {
                     slowness.stalls = LogNormal::new(0.0, ratio.ln() / Z99).ok();
                 }
                 Item::Kill { worker: w, at } if w == worker.0 => slowness.kill = Some(Version(at)),
+                Item::Node { first, last, factor } if (first..=last).contains(&worker.0) => {
+                    slowness.node = Some((first, factor));
+                }
                 _ => {}
             }
         }
@@ -90,6 +102,8 @@ pub struct Slowness {
     factor: f64,
     stalls: Option<LogNormal<f64>>,
     kill: Option<Version>,
+    /// The first worker of its node, and how slow the node is when it is.
+    node: Option<(u32, f64)>,
     nominal: Option<Duration>,
     seed: u64,
     worker: WorkerId,
@@ -99,7 +113,7 @@ impl Slowness {
     /// How slow this worker is in the round on `base`.
     pub(crate) fn round(&self, base: Version) -> Pace {
         Pace {
-            factor: self.factor * self.draw(base),
+            factor: self.factor * self.draw(base) * self.of_node(base),
             nominal: self.nominal,
             kill: self.kill.is_some_and(|at| base >= at),
         }
@@ -110,6 +124,19 @@ impl Slowness {
         let Some(stalls) = &self.stalls else { return 1.0 };
         let seed = self.seed ^ (u64::from(self.worker.0) << 40) ^ base.0.wrapping_mul(0x9e37_79b9);
         stalls.sample(&mut StdRng::seed_from_u64(seed))
+    }
+}
+
+impl Slowness {
+    /// The same for all workers of a node, and for a phase of rounds.
+    fn of_node(&self, base: Version) -> f64 {
+        let Some((first, factor)) = self.node else { return 1.0 };
+        let phase = (base.0 / PHASE).wrapping_mul(0x9e37_79b9);
+        let seed = self.seed ^ 0x6e6f_6465 ^ (u64::from(first) << 40) ^ phase;
+        match StdRng::seed_from_u64(seed).random_bool(SLOW_PHASES) {
+            true => factor,
+            false => 1.0,
+        }
     }
 }
 
@@ -160,6 +187,12 @@ fn parse(item: &str) -> Option<Item> {
             Some(Item::Kill { worker: worker.parse().ok()?, at: at.parse().ok()? })
         }
         "hog" => Some(Item::Hog { worker: rest.parse().ok()? }),
+        "node" => {
+            let (workers, by) = rest.split_once(':')?;
+            let (first, last) = workers.split_once('-')?;
+            let (first, last) = (first.parse().ok()?, last.parse().ok()?);
+            (first <= last).then_some(Item::Node { first, last, factor: factor(by)? })
+        }
         _ => None,
     }
 }
@@ -173,6 +206,9 @@ impl fmt::Display for SlownessSpec {
                 Item::Stalls { ratio } => write!(f, "{comma}stalls:{ratio}")?,
                 Item::Kill { worker, at } => write!(f, "{comma}kill:{worker}@{at}")?,
                 Item::Hog { worker } => write!(f, "{comma}hog:{worker}")?,
+                Item::Node { first, last, factor } => {
+                    write!(f, "{comma}node:{first}-{last}:{factor}")?;
+                }
             }
         }
         Ok(())
@@ -201,6 +237,23 @@ mod tests {
         check("stalls:", false);
         check("kill:1", false);
         check("lazy:1", false);
+        check("node:4-7:2,stalls:1.2", true);
+        check("node:7-4:2", false);
+        check("node:4:2", false);
+    }
+
+    #[test]
+    fn workers_of_a_node_are_slow_together_a_quarter_of_the_time() {
+        let spec: SlownessSpec = "node:0-1:2,node:2-3:2".parse().unwrap();
+        let factors = |worker: u32| -> Vec<f64> {
+            let slowness = spec.of(WorkerId(worker), 3);
+            (0..2_000).map(|base| slowness.round(Version(base)).factor).collect()
+        };
+        assert_eq!(factors(0), factors(1));
+        assert_ne!(factors(0), factors(2));
+        assert_eq!(factors(4), vec![1.0; 2_000]);
+        let slow = factors(0).iter().filter(|factor| **factor == 2.0).count();
+        assert!((350..650).contains(&slow), "{slow}");
     }
 
     #[test]

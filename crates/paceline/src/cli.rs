@@ -11,7 +11,9 @@ use crate::{
     analyze::{self, AnalyzeArgs},
     config::Usage,
     flags::RunFlags,
-    host, server,
+    host,
+    model::{self, ModelArgs},
+    server,
     simulate::{self, SimulateArgs},
     span::Span,
     train, worker,
@@ -42,6 +44,9 @@ enum Command {
     /// Replay run-times under policies, with the code that decides live
     #[command(after_help = simulate::EXAMPLES)]
     Simulate(SimulateArgs),
+    /// Fit a model of a cluster's run-times for bdsgd and auto, or tell how good one is
+    #[command(after_help = model::EXAMPLES)]
+    Model(ModelArgs),
     /// List the policies
     Policies(PoliciesArgs),
     /// Keep a core busy until standard input closes
@@ -181,6 +186,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Worker(args) => worker::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Analyze(args) => analyze::run(&args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Model(args) => model::run(&args),
         Command::Policies(args) => policies(args.json),
         Command::Hog(args) => host::hog(args.pin).map(|()| ExitCode::SUCCESS),
     }

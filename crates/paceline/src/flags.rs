@@ -50,6 +50,11 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_POLICY")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) policy: Option<PolicySpec>,
+    /// The model of run-times that bdsgd and auto begin with, as `paceline model fit` writes it
+    /// [default: a generic prior]
+    #[arg(long, env = "PACELINE_RUN_TIME_MODEL", value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) run_time_model: Option<String>,
     /// The least workers that a round may close with and that must be live [default: 1]
     #[arg(long, env = "PACELINE_QUORUM", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]

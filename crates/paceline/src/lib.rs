@@ -11,6 +11,7 @@ mod event_log;
 mod flags;
 mod host;
 mod launch;
+mod model;
 mod page;
 mod progress;
 mod run_dir;

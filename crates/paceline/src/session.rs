@@ -2,6 +2,7 @@
 
 use std::{
     net::TcpListener,
+    path::Path,
     process::ExitCode,
     sync::mpsc,
     thread::{self, JoinHandle},
@@ -22,6 +23,7 @@ use crate::{
     display::{Display, Goal, print, say},
     event_log::EventLog,
     launch::Crew,
+    model,
     run_dir::RunDir,
     summary::Summary,
     workload::ServerSide,
@@ -103,7 +105,7 @@ impl Session {
             }
             None => (RunDir::create(&mut config)?, fresh),
         };
-        let server = server_config(&config, &dir, side.samples, others);
+        let server = server_config(&config, &dir, side.samples, others)?;
         if let Some(doubt) = config.doubts() {
             say(format_args!("note: {doubt}"));
         }
@@ -229,9 +231,15 @@ fn check_unfinished(dir: &RunDir, config: &RunConfig, start: &Start, samples: u3
     Err(Usage(error).into())
 }
 
-fn server_config(config: &RunConfig, dir: &RunDir, samples: u32, others: Others) -> ServerConfig {
+fn server_config(
+    config: &RunConfig,
+    dir: &RunDir,
+    samples: u32,
+    others: Others,
+) -> Result<ServerConfig> {
+    let run_time_model = model::load(config.run_time_model.as_deref().map(Path::new))?;
     let epoch = config.rounds_per_epoch(samples);
-    ServerConfig {
+    Ok(ServerConfig {
         name: config.name.clone().unwrap_or_default(),
         model: config.model.to_string(),
         data: config.data.to_string(),
@@ -240,6 +248,7 @@ fn server_config(config: &RunConfig, dir: &RunDir, samples: u32, others: Others)
         batch: config.batch,
         micro_batches: config.micro_batches,
         policy: config.policy,
+        run_time_model,
         round: config.round(),
         placement: config.placement(others.remote_shards),
         update: config.update(),
@@ -254,7 +263,7 @@ fn server_config(config: &RunConfig, dir: &RunDir, samples: u32, others: Others)
         heartbeat: (config.liveness.0 / 5).min(Duration::from_secs(1)),
         liveness: config.liveness.0,
         token: others.token,
-    }
+    })
 }
 
 fn goal(server: &ServerConfig, config: &RunConfig) -> Goal {

@@ -1,8 +1,8 @@
 //! Where traces come from: the flags that `analyze` and `simulate` share.
 
-use std::{fmt, path::PathBuf};
+use std::{fmt, path::PathBuf, str::FromStr};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use paceline_trace::{Phases, ReadOptions, SyntheticSpec, Trace, Unit, generate, read, sample};
 
@@ -23,6 +23,9 @@ pub(crate) struct TraceArgs {
     /// The columns that hold iteration, worker and seconds, where they are called otherwise
     #[arg(long, value_name = "ITER,WORKER,SECONDS", value_parser = columns)]
     columns: Option<[String; 3]>,
+    /// Only these rounds: FROM..TO, as numbers or as shares (..50%, 50%.., 100..400)
+    #[arg(long, value_name = "FROM..TO")]
+    rounds: Option<Rounds>,
     /// What the numbers are; of relative ones, hours are not told
     #[arg(long, value_name = "UNIT")]
     unit: Option<UnitName>,
@@ -35,6 +38,59 @@ enum UnitName {
     Seconds,
     /// Multiples of something unknown
     Relative,
+}
+
+/// Some of a trace's rounds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Rounds {
+    from: Bound,
+    to: Bound,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Bound {
+    Round(usize),
+    Percent(f64),
+}
+
+impl Bound {
+    fn of(self, rounds: usize) -> usize {
+        match self {
+            Bound::Round(round) => round.min(rounds),
+            Bound::Percent(percent) => (percent / 100.0 * rounds as f64).round() as usize,
+        }
+    }
+}
+
+impl Rounds {
+    fn of(self, trace: &Trace) -> Result<Trace> {
+        let (from, to) = (self.from.of(trace.rounds()), self.to.of(trace.rounds()));
+        ensure!(
+            from < to,
+            "--rounds leaves none of the {} rounds of {}",
+            trace.rounds(),
+            trace.name()
+        );
+        Ok(trace.slice(from..to))
+    }
+}
+
+impl FromStr for Rounds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wanted = || "write FROM..TO, as numbers or shares: ..50%, 50%.., 100..400".to_owned();
+        let bound = |text: &str, default: f64| match text.strip_suffix('%') {
+            _ if text.is_empty() => Ok(Bound::Percent(default)),
+            Some(percent) => match percent.parse::<f64>() {
+                Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(Bound::Percent(percent)),
+                _ => Err(wanted()),
+            },
+            None => text.parse().map(Bound::Round).map_err(|_| wanted()),
+        };
+        let (from, to) = text.split_once("..").ok_or_else(wanted)?;
+        Ok(Rounds { from: bound(from, 0.0)?, to: bound(to, 100.0)? })
+    }
 }
 
 /// A trace that is not there yet.
@@ -63,6 +119,10 @@ impl TraceArgs {
             Source::File(path) => read(path, &ReadOptions { columns: self.columns.clone() })?,
             Source::Synthetic(spec, seed) => generate(spec, *seed),
             Source::Sample => sample(),
+        };
+        let trace = match self.rounds {
+            Some(rounds) => rounds.of(&trace)?,
+            None => trace,
         };
         Ok(match self.unit {
             Some(UnitName::Seconds) => trace.in_unit(Unit::Seconds),
@@ -109,5 +169,24 @@ pub(crate) fn not_negative(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(x) if x >= 0.0 && x.is_finite() => Ok(x),
         _ => Err("write a number that is not negative".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_are_numbers_or_shares() {
+        let rounds = |text: &str| {
+            text.parse::<Rounds>().and_then(|r| r.of(&sample()).map_err(|e| e.to_string()))
+        };
+        assert_eq!(rounds("..50%").map(|t| t.rounds()), Ok(150));
+        assert_eq!(rounds("10..20").map(|t| t.rounds()), Ok(10));
+        let (whole, half) = (sample(), rounds("50%..").expect("the second half"));
+        assert_eq!((half.rounds(), half.cell(0, 3)), (150, whole.cell(150, 3)));
+        for wrong in ["", "5", "..101%", "a..b", "20..10", "300.."] {
+            assert!(rounds(wrong).is_err(), "{wrong}");
+        }
     }
 }

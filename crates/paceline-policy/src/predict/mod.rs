@@ -1,5 +1,6 @@
 //! Predictors: what is known of every worker's run-time before and during a round.
 
+mod bdsgd;
 mod elfving;
 mod empirical;
 mod filter;
@@ -7,6 +8,7 @@ mod normal;
 mod residuals;
 mod scale;
 
+pub use bdsgd::Bdsgd;
 pub use elfving::Elfving;
 pub use empirical::Empirical;
 pub use filter::Filter;
@@ -22,6 +24,11 @@ use crate::scene::Scene;
 pub trait Predictor: Send {
     /// As the user would write it.
     fn name(&self) -> &'static str;
+
+    /// Whether it has something to say of the very first round.
+    fn knows_beginnings(&self) -> bool {
+        false
+    }
 
     /// Takes in what arrivals and silence so far say of the open round as a whole.
     fn look(&mut self, scene: &Scene);
@@ -39,6 +46,18 @@ pub trait Predictor: Send {
     /// last looked at. Not conditioned on how long it has been silent; the stopping rule does that.
     fn survival(&self, worker: WorkerId, elapsed: f64) -> f64;
 
+    /// The same for several moments at once.
+    fn survivals(&self, worker: WorkerId, log_elapsed: &[f64], into: &mut [f64]) {
+        let moments = into.iter_mut().zip(log_elapsed);
+        moments.for_each(|(into, &moment)| *into = self.survival(worker, moment));
+    }
+
+    /// Joint draws of the log run-times of these workers in a round of which nothing has been seen,
+    /// one vector a draw; `None` where workers are taken one by one.
+    fn draws(&self, _workers: &[WorkerId], _count: usize) -> Option<Vec<Vec<f32>>> {
+        None
+    }
+
     /// A round closed.
     fn learn(&mut self, record: &RoundRecord<'_>);
 
@@ -46,7 +65,7 @@ pub trait Predictor: Send {
     fn late(&mut self, _worker: WorkerId, _base: Version, _run_time: RunTime) {}
 }
 
-fn log_seconds(run_time: RunTime) -> f64 {
+pub(crate) fn log_seconds(run_time: RunTime) -> f64 {
     run_time.bound().as_secs_f64().max(1e-9).ln()
 }
 

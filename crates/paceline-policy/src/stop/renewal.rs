@@ -20,7 +20,7 @@ use crate::{
 const GRID: usize = 20;
 const FIRST: f64 = 1e-3;
 /// The most silent workers that are summed over; of more, every k-th.
-const SAMPLE: usize = 256;
+const SAMPLE: usize = 96;
 
 /// A further wait.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,29 +42,23 @@ pub(crate) fn best_plan(
 ) -> Plan {
     let count = scene.silent.len();
     let stride = count.div_ceil(SAMPLE).max(1);
-    let silent: Vec<(Silent, f64)> = scene
-        .silent
-        .iter()
-        .step_by(stride)
-        .map(|s| (*s, predictor.survival(s.worker, s.elapsed.max(1e-9).ln()).max(1e-12)))
-        .collect();
+    let silent: Vec<Silent> = scene.silent.iter().step_by(stride).copied().collect();
     let times = count as f64 / silent.len().max(1) as f64;
     let total = scene.missing();
     let gained = scene.gained();
     let worth = |weight: f64| objective.gain(gained + weight) - objective.gain(gained);
     let one = worth(total / count.max(1) as f64);
-    let ratio = (1.0 / FIRST).powf(1.0 / (GRID - 1) as f64);
-    let done_now: f64 = silent.iter().map(|(s, _)| s.weight * scene.share_done(s)).sum();
+    let waits = grid(worth(total) / rate);
+    let arrives = Arrives::of(predictor, &silent, &waits);
+    let done_now: f64 = silent.iter().map(|s| s.weight * scene.share_done(s)).sum();
 
     let mut best = Plan { value: 0.0, wait: 0.0, arrivals: 0.0 };
     let (mut before, mut some_left, mut none_in) = (0.0, 1.0, 1.0);
     let (mut until_all, mut until_first) = (0.0, 0.0);
-    let mut wait = FIRST * worth(total) / rate;
-    for _ in 0..GRID {
+    for (g, &wait) in waits.iter().enumerate() {
         let (mut gain, mut arrivals, mut all, mut none) = (0.0, 0.0, 1.0, 1.0);
-        for (s, now) in &silent {
-            let later = predictor.survival(s.worker, (s.elapsed + wait).ln());
-            let p = (1.0 - later / now).clamp(0.0, 1.0);
+        for (i, s) in silent.iter().enumerate() {
+            let p = arrives.by(i, g);
             gain += s.weight
                 * match scene.partial {
                     0 | 1 => p,
@@ -91,9 +85,50 @@ pub(crate) fn best_plan(
                 false => Plan { value: to_first, wait, arrivals: 1.0 },
             };
         }
-        wait *= ratio;
     }
     best
+}
+
+/// Moments from now up to the last that could pay, closer together at first.
+fn grid(last: f64) -> [f64; GRID] {
+    let ratio = (1.0 / FIRST).powf(1.0 / (GRID - 1) as f64);
+    let mut wait = FIRST * last;
+    [(); GRID].map(|()| {
+        let this = wait;
+        wait *= ratio;
+        this
+    })
+}
+
+/// The chances that the silent arrive by each of the moments.
+struct Arrives(Vec<[f64; GRID]>);
+
+impl Arrives {
+    fn of(predictor: &dyn Predictor, silent: &[Silent], waits: &[f64; GRID]) -> Arrives {
+        // Those who began together, usually all, have the same moments.
+        let mut of = f64::NAN;
+        let mut moments = [0.0; GRID + 1];
+        let mut survival = [0.0; GRID + 1];
+        let chances = silent.iter().map(|s| {
+            if s.elapsed != of {
+                of = s.elapsed;
+                moments[0] = s.elapsed.max(1e-9).ln();
+                let later = moments[1..].iter_mut().zip(waits);
+                later.for_each(|(moment, wait)| *moment = (s.elapsed + wait).ln());
+            }
+            predictor.survivals(s.worker, &moments, &mut survival);
+            let now = survival[0].max(1e-12);
+            let mut chances = [0.0; GRID];
+            let later = chances.iter_mut().zip(&survival[1..]);
+            later.for_each(|(p, later)| *p = (1.0 - later / now).clamp(0.0, 1.0));
+            chances
+        });
+        Arrives(chances.collect())
+    }
+
+    fn by(&self, silent: usize, moment: usize) -> f64 {
+        self.0[silent][moment]
+    }
 }
 
 /// Of a silent worker's micro-batches, the share expected to be done `wait` from now.

@@ -239,7 +239,7 @@ impl Run {
         let mut round = config.round.clone();
         round.blocks = layout.blocks();
         let first = Round(start.version.0);
-        let policy = config.policy.build();
+        let policy = config.policy.build_with(&config.run_time_model);
         let core = Coordinator::new(round, policy, ledger, config.batch, layout.shards(), first);
         let mut run = Run {
             core,
@@ -333,6 +333,7 @@ impl Run {
                 let now = self.now();
                 self.core.advance(now);
                 self.act();
+                self.core.study();
             }
             if self.stop.is_some() && self.is_settled() {
                 break;

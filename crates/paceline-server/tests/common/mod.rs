@@ -38,6 +38,7 @@ pub fn config(workers: usize) -> ServerConfig {
         batch: 8,
         micro_batches: 2,
         policy: "full".parse().unwrap(),
+        run_time_model: paceline_model::Model::prior(),
         round: RoundConfig {
             expected: workers,
             quorum_grace: Duration::from_millis(300),

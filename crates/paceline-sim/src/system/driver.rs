@@ -99,6 +99,7 @@ impl<'a> Driver<'a> {
             }
             self.coordinator.advance(self.now);
             self.act();
+            self.coordinator.study();
             let next = self.next()?.max(self.now);
             self.busy += self.network.load() * next.since(self.now).as_secs_f64();
             self.now = next;

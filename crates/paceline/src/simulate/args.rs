@@ -41,6 +41,10 @@ pub(crate) struct SimulateArgs {
     /// delay, fold). The trace is then how long workers compute
     #[arg(long, value_name = "SYSTEM")]
     pub(super) system: Option<SystemSpec>,
+    /// The model of run-times that bdsgd and auto begin with, as `paceline model fit` writes it;
+    /// a generic prior without
+    #[arg(long, value_name = "FILE")]
+    pub(super) run_time_model: Option<PathBuf>,
     /// Print one JSON object a trace, policy, seed and line
     #[arg(long)]
     pub(super) json: bool,

@@ -19,7 +19,7 @@ use report::Report;
 use serde::Serialize;
 use study::{Row, study};
 
-use crate::{page::write_whole, progress::Progress, traces::Source};
+use crate::{model, page::write_whole, progress::Progress, traces::Source};
 
 /// Shown by `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -39,6 +39,7 @@ Exit codes: 0 done, 1 a trace cannot be read or a file not be written, 2 wrong u
 
 pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode> {
     let sources = args.traces.sources();
+    let model = model::load(args.run_time_model.as_deref())?;
     let mut report = args.html.as_ref().map(|_| Report::new());
     let mut decisions = String::from("trace,policy,seed,round,accepted,seconds\n");
     for (i, source) in sources.iter().enumerate() {
@@ -49,7 +50,7 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode> {
             progress.say(format!("{}: replay {done} of {all}", trace.name()));
         };
         if let Some(spec) = args.system {
-            let rows = system::study(spec, source, &trace, args, tell)?;
+            let rows = system::study(spec, source, &trace, args, &model, tell)?;
             drop(progress);
             say_if_sample(source);
             if !print(&rows, system::text, args.json, i > 0)? {
@@ -57,7 +58,7 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode> {
             }
             continue;
         }
-        let rows = study(source, &trace, args, tell)?;
+        let rows = study(source, &trace, args, &model, tell)?;
         if args.decisions.is_some() {
             rows.iter().for_each(|row| write_decisions(row, &mut decisions));
         }

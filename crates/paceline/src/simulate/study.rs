@@ -1,9 +1,13 @@
 //! One trace under every contender and seed.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use anyhow::{Result, ensure};
 use paceline_core::{Policy, Straggler};
+use paceline_model::Model;
 use paceline_policy::{Cutoff, Static};
 use paceline_sim::{Drawn, Outcome, Recorded, Replay, Scripted};
 use paceline_trace::{Hindsight, Trace, deadlines, hindsight};
@@ -65,6 +69,7 @@ pub(super) fn study(
     source: &Source,
     trace: &Trace,
     args: &SimulateArgs,
+    model: &Arc<Model>,
     tell: impl Fn(usize, usize) + Sync,
 ) -> Result<Vec<Row>> {
     ensure!(
@@ -95,14 +100,14 @@ pub(super) fn study(
         let row = match (source.by_the_clock(), &bounds) {
             (Some((spec, drawn)), _) => {
                 let mut world = Drawn::new(trace.name(), spec.source(drawn.wrapping_add(seed)));
-                let policy = policy_of(contender, None, 0, trace)?;
+                let policy = policy_of(contender, model, None, 0, trace)?;
                 let outcome = replay.run(&mut world, spec.rounds(), policy);
                 let drawn = world.into_trace();
                 row(contender, seed, &drawn, &replay, &Bounds::of(&drawn, &replay), outcome)
             }
             (None, Some(bounds)) => {
                 let mut world = Recorded::new(trace, seed);
-                let policy = policy_of(contender, Some(bounds), world.start(), trace)?;
+                let policy = policy_of(contender, model, Some(bounds), world.start(), trace)?;
                 let outcome = replay.run(&mut world, trace.rounds(), policy);
                 row(contender, seed, trace, &replay, bounds, outcome)
             }
@@ -116,6 +121,7 @@ pub(super) fn study(
 
 fn policy_of(
     contender: Contender,
+    model: &Arc<Model>,
     bounds: Option<&Bounds>,
     start: usize,
     trace: &Trace,
@@ -126,7 +132,7 @@ fn policy_of(
         )
     };
     Ok(match contender {
-        Contender::Policy(spec) => spec.build(),
+        Contender::Policy(spec) => spec.build_with(model),
         Contender::BestStatic => {
             let bounds = bounds.ok_or_else(|| known("best-static"))?;
             Box::new(Static(Cutoff::Count(bounds.hindsight.best_static_count as u32)))

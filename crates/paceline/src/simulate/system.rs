@@ -2,12 +2,16 @@
 
 use std::{
     fmt::Write as _,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Instant,
 };
 
 use anyhow::Result;
 use paceline_core::Straggler;
+use paceline_model::Model;
 use paceline_policy::PolicySpec;
 use paceline_sim::{Drawn, Recorded, System, SystemOutcome, SystemSpec};
 use paceline_trace::Trace;
@@ -62,6 +66,7 @@ pub(super) fn study(
     source: &Source,
     trace: &Trace,
     args: &SimulateArgs,
+    model: &Arc<Model>,
     tell: impl Fn(usize, usize) + Sync,
 ) -> Result<Vec<Row>> {
     let policies = policies(args)?;
@@ -77,9 +82,12 @@ pub(super) fn study(
         let outcome = match source.by_the_clock() {
             Some((spec, drawn)) => {
                 let mut world = Drawn::new(trace.name(), spec.source(drawn.wrapping_add(seed)));
-                system.run(&mut world, spec.rounds(), policy.build())
+                system.run(&mut world, spec.rounds(), policy.build_with(model))
             }
-            None => system.run(&mut Recorded::new(trace, seed), trace.rounds(), policy.build()),
+            None => {
+                let policy = policy.build_with(model);
+                system.run(&mut Recorded::new(trace, seed), trace.rounds(), policy)
+            }
         };
         let wall_s = began.elapsed().as_secs_f64();
         tell(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());

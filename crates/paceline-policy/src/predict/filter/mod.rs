@@ -139,6 +139,10 @@ impl Predictor for Filter {
         "filter"
     }
 
+    fn knows_beginnings(&self) -> bool {
+        true
+    }
+
     fn look(&mut self, scene: &Scene) {
         self.groups.expect();
         let stride = scene.participants().div_ceil(SAMPLE).max(1);

@@ -4,7 +4,7 @@ use gemm::Parallelism;
 
 /// A view of a matrix in a slice, possibly transposed.
 #[derive(Clone, Copy)]
-pub(crate) struct Matrix<'a> {
+pub struct Matrix<'a> {
     values: &'a [f32],
     rows: usize,
     cols: usize,
@@ -14,13 +14,13 @@ pub(crate) struct Matrix<'a> {
 
 impl<'a> Matrix<'a> {
     /// `rows` × `cols` values, row by row.
-    pub(crate) fn new(values: &'a [f32], rows: usize, cols: usize) -> Self {
+    pub fn new(values: &'a [f32], rows: usize, cols: usize) -> Self {
         assert_eq!(values.len(), rows * cols, "a matrix of {rows}×{cols}");
         Self { values, rows, cols, row_stride: cols, col_stride: 1 }
     }
 
     /// The same values with rows and columns exchanged; nothing is copied.
-    pub(crate) fn transposed(self) -> Self {
+    pub fn transposed(self) -> Self {
         Self {
             values: self.values,
             rows: self.cols,
@@ -33,7 +33,7 @@ impl<'a> Matrix<'a> {
 
 /// What becomes of the values that the output holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Output {
+pub enum Output {
     /// They are overwritten.
     Set,
     /// The product is added to them.
@@ -45,7 +45,7 @@ pub(crate) enum Output {
 /// The order of the sums depends on the sizes and the processor only, so the same inputs give the
 /// same bits.
 #[expect(unsafe_code, reason = "gemm takes raw pointers")]
-pub(crate) fn multiply(a: Matrix<'_>, b: Matrix<'_>, mode: Output, out: &mut [f32]) {
+pub fn multiply(a: Matrix<'_>, b: Matrix<'_>, mode: Output, out: &mut [f32]) {
     assert_eq!(a.cols, b.rows, "inner extents agree");
     assert_eq!(out.len(), a.rows * b.cols, "one output per row and column");
     // SAFETY: `Matrix::new` has checked that rows × cols values lie behind each input pointer, in
@@ -79,7 +79,6 @@ pub(crate) fn multiply(a: Matrix<'_>, b: Matrix<'_>, mode: Output, out: &mut [f3
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::Stream;
 
     /// The definition, one sum at a time, in f64.
     fn reference(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f64> {
@@ -93,10 +92,13 @@ mod tests {
 
     #[test]
     fn products_agree_with_the_definition_for_every_transposition() {
-        let mut rng = Stream::new(1, &[]);
+        let mut state = 1u32;
         for (m, n, k) in [(1, 1, 1), (3, 5, 7), (16, 196, 200), (33, 10, 64), (2, 65, 1)] {
-            let mut random =
-                |len: usize| (0..len).map(|_| rng.between(-1.0, 1.0)).collect::<Vec<f32>>();
+            let mut next = || {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+            };
+            let mut random = |len: usize| (0..len).map(|_| next()).collect::<Vec<f32>>();
             let (x, y) = (random(m * k), random(k * n));
             for (a, b) in [
                 (Matrix::new(&x, m, k), Matrix::new(&y, k, n)),

@@ -1,0 +1,239 @@
+//! Models as files: safetensors with a manifest in the header.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, LazyLock},
+};
+
+use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::TensorView};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{Seen, Weights, fit::WINDOW};
+
+/// The key of the manifest in the header.
+const KEY: &str = "paceline.model";
+/// Raised when the networks, or what they are told, change.
+const ARCHITECTURE: u32 = 1;
+
+/// A model: weights, and where they come from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Model {
+    /// What was learned.
+    pub weights: Weights,
+    /// What it was learned from.
+    pub manifest: Manifest,
+}
+
+/// What a model is and what it was fitted on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Which networks; files of others cannot be read.
+    pub architecture: u32,
+    /// Rounds that gradients reached back over.
+    pub window: usize,
+    /// The traces it was fitted on.
+    pub traces: Vec<Source>,
+    /// The seed of the fit.
+    pub seed: u64,
+    /// The evidence lower bound on what was held out, in nats a run-time.
+    pub held_out: f64,
+}
+
+/// A trace that a model was fitted on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Source {
+    /// Its name.
+    pub name: String,
+    /// Workers in it.
+    pub workers: usize,
+    /// Rounds of it that were fitted or held out.
+    pub rounds: usize,
+    /// What its numbers are: `seconds` or `relative`.
+    pub unit: String,
+    /// A hash of its numbers.
+    pub hash: String,
+}
+
+/// What is wrong with a model's file.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    /// It is no safetensors file.
+    #[error("this is no safetensors file: {0}")]
+    Format(#[from] SafeTensorError),
+    /// It is one of something else.
+    #[error("there is no manifest of a model in it: `paceline model fit` writes one")]
+    NoManifest,
+    /// The manifest cannot be read.
+    #[error("its manifest cannot be read: {0}")]
+    BadManifest(#[from] serde_json::Error),
+    /// It is of other networks than these.
+    #[error("it does not fit this version of paceline: {}; fit it again", .0.join("; "))]
+    Mismatch(Vec<String>),
+}
+
+impl Manifest {
+    /// Of a fit that begins.
+    pub fn new(traces: Vec<Source>, seed: u64, held_out: f64) -> Manifest {
+        Manifest { architecture: ARCHITECTURE, window: WINDOW, traces, seed, held_out }
+    }
+}
+
+impl Model {
+    /// The generic prior that comes with the program: fitted on synthetic clusters of many kinds.
+    pub fn prior() -> Arc<Model> {
+        static PRIOR: LazyLock<Arc<Model>> = LazyLock::new(|| {
+            let bytes = include_bytes!("../prior.safetensors");
+            Arc::new(Model::from_bytes(bytes).expect("the prior that is built in can be read"))
+        });
+        PRIOR.clone()
+    }
+
+    /// As a file's content.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, ModelError> {
+        let bytes: Vec<Vec<u8>> = self
+            .weights
+            .tensors
+            .iter()
+            .map(|tensor| tensor.values.iter().flat_map(|value| value.to_le_bytes()).collect())
+            .collect();
+        let mut views = BTreeMap::new();
+        for (tensor, bytes) in self.weights.tensors.iter().zip(&bytes) {
+            views.insert(tensor.name, TensorView::new(Dtype::F32, tensor.shape.to_vec(), bytes)?);
+        }
+        let manifest = serde_json::to_string(&self.manifest)?;
+        let header = [(KEY.to_owned(), manifest)].into_iter().collect();
+        Ok(safetensors::serialize(views, Some(header))?)
+    }
+
+    /// From a file's content.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Model, ModelError> {
+        let (_, header) = SafeTensors::read_metadata(bytes)?;
+        let manifest = header.metadata().as_ref().and_then(|header| header.get(KEY));
+        let manifest: serde_json::Value =
+            serde_json::from_str(manifest.ok_or(ModelError::NoManifest)?)?;
+        let mut differ = Vec::new();
+        for (what, ours) in [("architecture", ARCHITECTURE as usize), ("window", WINDOW)] {
+            let theirs = manifest.get(what).and_then(serde_json::Value::as_u64);
+            if theirs != Some(ours as u64) {
+                let theirs = theirs.map_or("missing".to_owned(), |theirs| theirs.to_string());
+                differ.push(format!("{what} is {theirs}, not {ours}"));
+            }
+        }
+        if !differ.is_empty() {
+            return Err(ModelError::Mismatch(differ));
+        }
+        let manifest = serde_json::from_value(manifest)?;
+        let file = SafeTensors::deserialize(bytes)?;
+        let mut weights = Weights::start(0);
+        for tensor in &mut weights.tensors {
+            let Ok(view) = file.tensor(tensor.name) else {
+                differ.push(format!("tensor {} is missing", tensor.name));
+                continue;
+            };
+            if view.dtype() != Dtype::F32 || view.shape() != tensor.shape {
+                let (found, wanted) = (view.shape(), tensor.shape);
+                differ.push(format!(
+                    "tensor {} is {:?} {found:?}, not F32 {wanted:?}",
+                    tensor.name,
+                    view.dtype()
+                ));
+                continue;
+            }
+            for (value, bytes) in tensor.values.iter_mut().zip(view.data().chunks_exact(4)) {
+                *value = f32::from_le_bytes(bytes.try_into().expect("four bytes"));
+            }
+            if tensor.values.iter().any(|value| !value.is_finite()) {
+                differ.push(format!("tensor {} is not finite", tensor.name));
+            }
+        }
+        match differ.is_empty() {
+            true => Ok(Model { weights, manifest }),
+            false => Err(ModelError::Mismatch(differ)),
+        }
+    }
+}
+
+/// A hash of run-times, by which a model knows the data it was fitted on (FNV-1a).
+pub fn hash(rounds: &[Seen]) -> String {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    let mut take = |bytes: &[u8]| {
+        for &byte in bytes {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    };
+    for round in rounds {
+        take(&(round.workers.len() as u64).to_le_bytes());
+        for (i, worker) in round.workers.iter().enumerate() {
+            take(&worker.to_le_bytes());
+            take(&round.log_times[i].to_le_bytes());
+            take(&[u8::from(round.observed[i])]);
+        }
+    }
+    format!("{hash:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model() -> Model {
+        let source = Source {
+            name: "a".to_owned(),
+            workers: 4,
+            rounds: 30,
+            unit: "seconds".to_owned(),
+            hash: hash(&[]),
+        };
+        Model { weights: Weights::start(3), manifest: Manifest::new(vec![source], 3, 1.5) }
+    }
+
+    #[test]
+    fn a_model_comes_back_as_it_was() {
+        let bytes = model().to_bytes().expect("a model can be written");
+        assert_eq!(Model::from_bytes(&bytes).expect("and read"), model());
+        assert_eq!(bytes, model().to_bytes().expect("the same bytes again"));
+    }
+
+    #[track_caller]
+    fn refused(bytes: &[u8], part: &str) {
+        let error = Model::from_bytes(bytes).expect_err("it does not fit").to_string();
+        assert!(error.contains(part), "{error}");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let mut other = model();
+        other.manifest.window = 20;
+        refused(&other.to_bytes().expect("bytes"), "window is 20, not 16");
+        other.manifest.architecture = 9;
+        refused(&other.to_bytes().expect("bytes"), "architecture is 9, not 1; window is 20");
+        let mut other = model();
+        other.weights.tensors.pop();
+        refused(&other.to_bytes().expect("bytes"), "tensor emission.shape is missing");
+        let mut other = model();
+        other.weights.tensors[0].shape = [1, other.weights.tensors[0].values.len()];
+        refused(
+            &other.to_bytes().expect("bytes"),
+            "tensor worker.gates.weight is F32 [1, 672], not",
+        );
+        let mut other = model();
+        other.weights.tensors[1].values[0] = f32::NAN;
+        refused(&other.to_bytes().expect("bytes"), "worker.gates.bias is not finite");
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic() {
+        let bytes = model().to_bytes().expect("bytes");
+        for cut in (0..bytes.len()).step_by(97) {
+            assert!(Model::from_bytes(&bytes[..cut]).is_err());
+        }
+        let plain = safetensors::serialize(Vec::<(&str, TensorView<'_>)>::new(), None);
+        refused(&plain.expect("an empty file"), "no manifest");
+    }
+
+    #[test]
+    fn the_prior_that_is_built_in_can_be_read() {
+        assert!(!Model::prior().manifest.traces.is_empty());
+    }
+}

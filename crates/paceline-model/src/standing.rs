@@ -1,0 +1,212 @@
+//! Where each worker stands: level, spread and how far it was from its level of late. The networks
+//! see residuals in units of these, so one model fits clusters of any speed and any calm.
+
+use crate::math::{exp, ln, sigmoid};
+
+/// How fast levels, spreads and the mean of late move.
+const LEVEL_RATE: f32 = 0.02;
+const SPREAD_RATE: f32 = 0.03;
+const RECENT_RATE: f32 = 0.3;
+/// Pseudo-observations behind the cluster's spread in a worker's own.
+const SPREAD_PRIOR: f32 = 6.0;
+/// A stall must not drag a level or a spread along: beyond so many spreads it pulls no harder.
+const CLIP: f32 = 3.0;
+/// The mean size of a normal residual of unit spread.
+const MEAN_SIZE: f32 = 0.8;
+/// The scale of the logistic whose spread is about 1.
+const LOGISTIC: f32 = 0.55;
+/// Residuals reach no further than this.
+const FARTHEST: f32 = 200.0;
+
+/// All workers', by number.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Standing {
+    pub(crate) level: Vec<f32>,
+    pub(crate) spread: Vec<f32>,
+    /// The last residual and the mean of late, in spreads above the level.
+    pub(crate) last: Vec<f32>,
+    pub(crate) late: Vec<f32>,
+    /// Observations behind the level; 0 for a worker that has only been censored.
+    seen: Vec<f32>,
+    deviation: Vec<(f32, f32)>,
+    /// The cluster's spread, its sum and its weight.
+    pub(crate) unit: f32,
+    deviations: (f32, f32),
+    /// Mean and spread of levels, for a worker nobody has seen.
+    newcomer: (f32, f32),
+    rounds: u64,
+}
+
+/// What a round says of one worker: residuals in spreads. A censored one's are what is expected
+/// beyond its bound.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Residual {
+    /// From what was predicted.
+    pub(crate) surprise: f32,
+    /// From its level.
+    pub(crate) from_level: f32,
+    pub(crate) observed: bool,
+    /// How much was told: a bound far below what was expected says nothing.
+    told: f32,
+}
+
+impl Standing {
+    pub(crate) fn workers(&self) -> usize {
+        self.level.len()
+    }
+
+    pub(crate) fn is_new(&self) -> bool {
+        self.rounds == 0
+    }
+
+    pub(crate) fn is_seen(&self, worker: usize) -> bool {
+        self.seen[worker] > 0.0
+    }
+
+    /// The first round: everybody's level is what it took, and the spread of all is the spread.
+    pub(crate) fn begin(&mut self, log_times: &[f32], observed: &[bool]) {
+        let mut seen: Vec<f32> =
+            log_times.iter().zip(observed).filter(|(_, o)| **o).map(|(y, _)| *y).collect();
+        if seen.is_empty() {
+            seen.extend(log_times);
+        }
+        seen.sort_unstable_by(f32::total_cmp);
+        let at = |share: f32| seen[((seen.len() - 1) as f32 * share) as usize];
+        let spread = ((at(0.8) - at(0.2)) / 1.7).clamp(1e-4, 1.0);
+        self.newcomer = (at(0.5), spread.max(0.1));
+        self.unit = spread;
+        self.deviations = (spread, 1.0);
+    }
+
+    /// Of every `stride`-th worker, numbered anew.
+    pub(crate) fn every(&self, stride: usize) -> Standing {
+        let pick = |all: &[f32]| all.iter().step_by(stride).copied().collect::<Vec<f32>>();
+        Standing {
+            level: pick(&self.level),
+            spread: pick(&self.spread),
+            last: pick(&self.last),
+            late: pick(&self.late),
+            seen: pick(&self.seen),
+            deviation: self.deviation.iter().step_by(stride).copied().collect(),
+            ..self.clone()
+        }
+    }
+
+    /// Moves every level, in log time.
+    pub(crate) fn shift(&mut self, by: f32) {
+        self.level.iter_mut().for_each(|level| *level += by);
+        self.newcomer.0 += by;
+    }
+
+    /// Makes room for workers up to this number.
+    pub(crate) fn grow(&mut self, workers: usize) {
+        if workers <= self.level.len() {
+            return;
+        }
+        let (level, spread) = self.newcomer;
+        self.level.resize(workers, level);
+        self.spread.resize(workers, spread);
+        self.last.resize(workers, 0.0);
+        self.late.resize(workers, 0.0);
+        self.seen.resize(workers, 0.0);
+        self.deviation.resize(workers, (0.0, 0.0));
+    }
+
+    /// What a log run-time, or a bound of one, says of a worker that was predicted at `location`;
+    /// both less what moved many at once.
+    pub(crate) fn residual(
+        &self,
+        worker: usize,
+        y: f32,
+        location: f32,
+        observed: bool,
+    ) -> Residual {
+        let spread = self.spread[worker];
+        let expected = (location - self.level[worker]) / spread;
+        let u = ((y - location) / spread).clamp(-FARTHEST, FARTHEST);
+        let (surprise, told) = match observed {
+            true => (u, 1.0),
+            false => (beyond(u), sigmoid(u / LOGISTIC)),
+        };
+        let from_level = (expected + surprise).clamp(-FARTHEST, FARTHEST);
+        Residual { surprise, from_level, observed, told }
+    }
+
+    /// Takes in what a round said of a worker; `y` is its log run-time less what moved many.
+    pub(crate) fn learn(&mut self, worker: usize, y: f32, residual: Residual) {
+        if residual.observed && self.seen[worker] == 0.0 {
+            self.seen[worker] = 1.0;
+            self.level[worker] = y;
+            (self.last[worker], self.late[worker]) = (0.0, 0.0);
+            self.spread[worker] = self.unit;
+            return;
+        }
+        let Residual { surprise, from_level, told, .. } = residual;
+        let spread = self.spread[worker];
+        self.last[worker] = from_level;
+        let off = from_level - self.late[worker];
+        self.late[worker] += RECENT_RATE * off.clamp(-2.0 * CLIP, 2.0 * CLIP);
+        if self.seen[worker] > 0.0 {
+            self.seen[worker] += told;
+            let rate = LEVEL_RATE.max(1.0 / self.seen[worker]);
+            let move_by = (rate * from_level).clamp(-rate * CLIP, rate * CLIP);
+            self.level[worker] += move_by * spread;
+            // The same residuals, from the level where it is now.
+            self.last[worker] -= move_by;
+            self.late[worker] -= move_by;
+            let size = surprise.abs().min(CLIP) / MEAN_SIZE * spread;
+            let keep = 1.0 - SPREAD_RATE * told;
+            let (sum, weight) = self.deviation[worker];
+            self.deviation[worker] = (keep * sum + told * size, keep * weight + told);
+        }
+    }
+
+    /// A round is over: the cluster's spread and what is expected of newcomers follow, and with
+    /// them every worker's spread.
+    pub(crate) fn settle(&mut self, residuals: &[(usize, Residual)]) {
+        self.rounds += 1;
+        let (mut sizes, mut told) = (0.0, 0.0);
+        for &(worker, residual) in residuals.iter().filter(|(w, _)| self.seen[*w] > 1.0) {
+            let size = residual.surprise.abs().min(CLIP) / MEAN_SIZE * self.spread[worker];
+            sizes += residual.told * size;
+            told += residual.told;
+        }
+        if told > 0.0 {
+            let n = residuals.len() as f32;
+            let keep = 1.0 - SPREAD_RATE.max(1.0 / (self.rounds as f32 + 1.0));
+            self.deviations =
+                (keep * self.deviations.0 + sizes / n, keep * self.deviations.1 + told / n);
+            self.unit = (self.deviations.0 / self.deviations.1).clamp(1e-5, 1.5);
+        }
+        let levels = || self.level.iter().zip(&self.seen).filter(|(_, s)| **s > 0.0);
+        let count = levels().count() as f32;
+        if count > 0.0 {
+            let mean = levels().map(|(level, _)| level).sum::<f32>() / count;
+            let square = levels().map(|(l, _)| (l - mean) * (l - mean)).sum::<f32>() / count;
+            self.newcomer = (mean, (square + self.unit * self.unit).sqrt().max(0.1));
+        }
+        for worker in 0..self.level.len() {
+            let (sum, weight) = self.deviation[worker];
+            if self.seen[worker] > 0.0 {
+                let few = 1.0 + 1.0 / (1.0 + self.seen[worker]);
+                let pooled = (SPREAD_PRIOR * self.unit + sum) / (SPREAD_PRIOR + weight);
+                let spread = (pooled * few.sqrt()).max(1e-5);
+                // Residuals are in spreads.
+                let ratio = self.spread[worker] / spread;
+                self.last[worker] *= ratio;
+                self.late[worker] *= ratio;
+                self.spread[worker] = spread;
+            } else {
+                self.spread[worker] = self.newcomer.1;
+            }
+        }
+    }
+}
+
+/// What a logistic of unit spread is expected to be, beyond `u`.
+pub(crate) fn beyond(u: f32) -> f32 {
+    let v = (u / LOGISTIC).clamp(-30.0, 30.0);
+    // The mean beyond v is v + ln(1 + e^−v)·(1 + e^v).
+    let beyond = if v > 8.0 { v + 1.0 } else { v + ln(1.0 + exp(-v)) * (1.0 + exp(v)) };
+    (u / LOGISTIC - v + beyond) * LOGISTIC
+}

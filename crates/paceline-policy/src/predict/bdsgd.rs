@@ -1,0 +1,99 @@
+//! `bdsgd`: the deep generative model of joint run-times ([`paceline_model`]) as a predictor.
+
+use std::sync::Arc;
+
+use paceline_core::{RoundRecord, RunTime, Version, WorkerId};
+use paceline_model::{Model, Seen, Tracker, TrackerOptions};
+
+use super::{Filter, Predictor, log_seconds};
+use crate::scene::Scene;
+
+/// The model at work.
+pub struct Bdsgd {
+    tracker: Tracker,
+    /// Before the first round has closed nothing is known of this cluster.
+    first: Filter,
+}
+
+impl Bdsgd {
+    /// This model, from its first round on.
+    pub fn new(model: &Arc<Model>, options: TrackerOptions) -> Bdsgd {
+        Bdsgd { tracker: Tracker::new(model, options), first: Filter::default() }
+    }
+
+    fn is_new(&self) -> bool {
+        self.tracker.rounds() == 0
+    }
+}
+
+impl Predictor for Bdsgd {
+    fn name(&self) -> &'static str {
+        "bdsgd"
+    }
+
+    fn knows_beginnings(&self) -> bool {
+        true
+    }
+
+    fn look(&mut self, scene: &Scene) {
+        if self.is_new() {
+            return self.first.look(scene);
+        }
+        let log = |seconds: f64| seconds.max(1e-9).ln() as f32;
+        let arrived = scene.arrived.iter().map(|a| (a.worker.0, log(a.run_time)));
+        let silent = scene.silent.iter().filter(|s| s.elapsed > 0.0);
+        let silent = silent.map(|s| (s.worker.0, log(s.elapsed)));
+        self.tracker.outlook_mut().look(arrived, silent);
+    }
+
+    fn expect(&mut self) {
+        self.tracker.outlook_mut().expect();
+    }
+
+    fn doubt(&mut self) -> bool {
+        match self.is_new() {
+            true => self.first.doubt(),
+            false => self.tracker.outlook_mut().doubt(),
+        }
+    }
+
+    fn survival(&self, worker: WorkerId, log_elapsed: f64) -> f64 {
+        match self.is_new() {
+            true => self.first.survival(worker, log_elapsed),
+            false => {
+                let mut found = [0.0];
+                self.tracker.outlook().survival(worker.0, &[log_elapsed], &mut found);
+                found[0]
+            }
+        }
+    }
+
+    fn survivals(&self, worker: WorkerId, log_elapsed: &[f64], into: &mut [f64]) {
+        match self.is_new() {
+            true => self.first.survivals(worker, log_elapsed, into),
+            false => self.tracker.outlook().survival(worker.0, log_elapsed, into),
+        }
+    }
+
+    fn draws(&self, workers: &[WorkerId], count: usize) -> Option<Vec<Vec<f32>>> {
+        let workers: Vec<u32> = workers.iter().map(|worker| worker.0).collect();
+        let (outlook, seed) = (self.tracker.outlook(), self.tracker.rounds());
+        (!self.is_new()).then(|| outlook.draw(&workers, count, seed))
+    }
+
+    fn learn(&mut self, record: &RoundRecord<'_>) {
+        let mut seen = Seen::default();
+        for &(worker, run_time) in record.run_times {
+            seen.workers.push(worker.0);
+            seen.log_times.push(log_seconds(run_time) as f32);
+            seen.observed.push(!run_time.is_censored());
+        }
+        self.tracker.learn(record.round.base().0, &seen);
+    }
+
+    fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
+        if !run_time.is_censored() {
+            self.tracker.late(base.0, worker.0, log_seconds(run_time) as f32);
+        }
+    }
+}

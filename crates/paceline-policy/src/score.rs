@@ -1,0 +1,180 @@
+//! How good a predictor is, whatever is done with it: likelihood, CRPS, calibration, one round ahead.
+
+use paceline_core::{Round, RoundRecord, RunTime, Time, WorkerId};
+
+use crate::predict::{Predictor, log_seconds};
+
+/// Workers that are scored in a round; of more, every k-th, beginning elsewhere each time.
+const SCORED: usize = 32;
+/// Moments of the integral behind the CRPS, evenly spaced in log time about the middle of the round.
+const GRID: usize = 192;
+/// It reaches from a 20th of the middle to 50 times it.
+const REACH: (f64, f64) = (-3.0, 3.9);
+/// Draws behind the intervals of order statistics.
+const DRAWS: usize = 400;
+/// Order statistics whose intervals are checked, as shares of the workers.
+pub const PLACES: [f64; 6] = [0.1, 0.25, 0.5, 0.75, 0.9, 0.97];
+/// Levels of the intervals that are checked.
+pub const LEVELS: [f64; 3] = [0.5, 0.9, 0.99];
+
+/// Means over scored run-times.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Score {
+    /// Run-times scored.
+    pub run_times: usize,
+    /// Log density of the log run-time in nats, or log of the chance of more where it is censored.
+    pub log_likelihood: f64,
+    /// Continuous ranked probability score of the run-time, over the median run-time. Smaller is
+    /// better.
+    pub crps: f64,
+    /// Share of run-times inside the central intervals of [`LEVELS`].
+    pub coverage: [f64; LEVELS.len()],
+    /// For each of [`PLACES`], the share of rounds whose order statistic lay inside the central
+    /// intervals of [`LEVELS`]; where workers are drawn jointly.
+    pub order_coverage: Option<Vec<[f64; LEVELS.len()]>>,
+}
+
+/// Shows a predictor one round after the other, and scores what it said of each but the first
+/// `warm_up` before.
+pub fn score(
+    predictor: &mut dyn Predictor,
+    rounds: &[Vec<(WorkerId, RunTime)>],
+    warm_up: usize,
+) -> Score {
+    let mut sums = Sums::default();
+    for (round, times) in rounds.iter().enumerate().filter(|(_, times)| !times.is_empty()) {
+        if round >= warm_up.max(1) {
+            predictor.expect();
+            sums.add(predictor, times, round);
+        }
+        predictor.learn(&RoundRecord {
+            round: Round(round as u64),
+            opened: Time::ZERO,
+            cut: Time::ZERO,
+            closed: Time::ZERO,
+            weight: times.len() as f64,
+            run_times: times,
+            salvaged: &[],
+        });
+    }
+    sums.mean()
+}
+
+#[derive(Default)]
+struct Sums {
+    run_times: usize,
+    log_likelihood: f64,
+    crps: f64,
+    scored: usize,
+    coverage: [f64; LEVELS.len()],
+    order: Option<Vec<[f64; LEVELS.len()]>>,
+    rounds: f64,
+}
+
+impl Sums {
+    fn add(&mut self, predictor: &dyn Predictor, times: &[(WorkerId, RunTime)], round: usize) {
+        let mut all: Vec<f64> = times.iter().map(|(_, time)| log_seconds(*time)).collect();
+        let middle = *all.select_nth_unstable_by(times.len() / 2, f64::total_cmp).1;
+        let stride = times.len().div_ceil(SCORED).max(1);
+        for &(worker, time) in times.iter().skip(round % stride).step_by(stride) {
+            self.add_one(predictor, worker, time, middle);
+        }
+        self.add_order(predictor, times);
+    }
+
+    fn add_one(&mut self, predictor: &dyn Predictor, worker: WorkerId, time: RunTime, middle: f64) {
+        let y = log_seconds(time);
+        self.run_times += 1;
+        if time.is_censored() {
+            self.log_likelihood += predictor.survival(worker, y).max(1e-9).ln();
+            return;
+        }
+        const STEP: f64 = 2e-3;
+        let ahead = predictor.survival(worker, y - STEP) - predictor.survival(worker, y + STEP);
+        self.log_likelihood += (ahead / (2.0 * STEP)).max(1e-6).ln();
+        let below = 1.0 - predictor.survival(worker, y);
+        for (inside, level) in self.coverage.iter_mut().zip(LEVELS) {
+            *inside += f64::from(u8::from((below - 0.5).abs() <= 0.5 * level));
+        }
+        self.scored += 1;
+        self.crps += crps(predictor, worker, y, middle);
+    }
+
+    fn add_order(&mut self, predictor: &dyn Predictor, times: &[(WorkerId, RunTime)]) {
+        let workers: Vec<WorkerId> = times.iter().map(|(worker, _)| *worker).collect();
+        let whole = times.iter().all(|(_, time)| !time.is_censored());
+        let Some(mut draws) = predictor.draws(&workers, DRAWS).filter(|_| whole) else { return };
+        draws.iter_mut().for_each(|draw| draw.sort_unstable_by(f32::total_cmp));
+        let mut sorted: Vec<f64> = times.iter().map(|(_, time)| log_seconds(*time)).collect();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let order = self.order.get_or_insert_with(|| vec![[0.0; LEVELS.len()]; PLACES.len()]);
+        self.rounds += 1.0;
+        for (inside, share) in order.iter_mut().zip(PLACES) {
+            let place = ((sorted.len() - 1) as f64 * share).round() as usize;
+            let below = draws.iter().filter(|draw| f64::from(draw[place]) < sorted[place]).count();
+            let rank = (below as f64 + 0.5) / (DRAWS as f64 + 1.0);
+            for (inside, level) in inside.iter_mut().zip(LEVELS) {
+                *inside += f64::from(u8::from((rank - 0.5).abs() <= 0.5 * level));
+            }
+        }
+    }
+
+    fn mean(self) -> Score {
+        let scored = self.scored.max(1) as f64;
+        Score {
+            run_times: self.run_times,
+            log_likelihood: self.log_likelihood / self.run_times.max(1) as f64,
+            crps: self.crps / scored,
+            coverage: self.coverage.map(|inside| inside / scored),
+            order_coverage: self
+                .order
+                .map(|order| order.into_iter().map(|row| row.map(|x| x / self.rounds)).collect()),
+        }
+    }
+}
+
+/// ∫ (F(x) − 1{y ≤ x})² dx over the round's middle, x being time.
+fn crps(predictor: &dyn Predictor, worker: WorkerId, y: f64, middle: f64) -> f64 {
+    let step = (REACH.1 - REACH.0) / GRID as f64;
+    let logs: Vec<f64> = (0..GRID).map(|g| middle + REACH.0 + (g as f64 + 0.5) * step).collect();
+    let mut survival = vec![0.0; GRID];
+    predictor.survivals(worker, &logs, &mut survival);
+    let cells = logs.iter().zip(survival);
+    cells
+        .map(|(&log, above)| {
+            let off = if y <= log { above } else { 1.0 - above };
+            off * off * (log - middle).exp() * step
+        })
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rand::{SeedableRng, rngs::ChaCha8Rng};
+    use rand_distr::{Distribution, LogNormal};
+
+    use super::*;
+    use crate::{Empirical, Filter};
+
+    #[test]
+    fn what_is_known_scores_better_than_what_is_pooled() {
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let noise = LogNormal::new(0.0, 0.05).expect("a distribution");
+        let rounds: Vec<Vec<(WorkerId, RunTime)>> = (0..300)
+            .map(|_| {
+                let time = |worker: u32| {
+                    let x = f64::from(1 + worker % 3) * noise.sample(&mut rng);
+                    (WorkerId(worker), RunTime::Observed(Duration::from_secs_f64(x)))
+                };
+                (0..12).map(time).collect()
+            })
+            .collect();
+        let filter = score(&mut Filter::default(), &rounds, 50);
+        let empirical = score(&mut Empirical::default(), &rounds, 50);
+        assert!(filter.crps < 0.5 * empirical.crps, "{filter:?} {empirical:?}");
+        assert!(filter.log_likelihood > empirical.log_likelihood + 0.5);
+        assert!((filter.coverage[1] - 0.9).abs() < 0.06, "{filter:?}");
+    }
+}

@@ -1,0 +1,148 @@
+//! `paceline model eval`.
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use anyhow::Result;
+use clap::Args;
+use paceline_core::{RunTime, WorkerId};
+use paceline_model::{Model, TrackerOptions, hash};
+use paceline_policy::{Bdsgd, Empirical, Filter, LEVELS, PLACES, Predictor, Score, score};
+use paceline_trace::{Cell, Trace};
+use serde::Serialize;
+
+use super::{load, sequence};
+use crate::{progress::Progress, traces::TraceArgs};
+
+/// Shown by `--help`.
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  paceline model eval cluster.model times.csv.gz --rounds 50%..
+  paceline model eval prior --synthetic nodes158 --json       the generic prior
+
+log lik: log density of the log run-time, in nats; larger is better. CRPS: continuous ranked
+probability score, over the round's median; smaller is better. inside 50/90/99: the share of
+run-times in those central intervals; order: the same for order statistics, the farthest off.";
+
+#[derive(Debug, Args)]
+pub(super) struct EvalArgs {
+    /// The model; `prior` is the generic one
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    #[command(flatten)]
+    traces: TraceArgs,
+    /// Rounds at the beginning of each trace that are seen but not scored
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    warm_up: usize,
+    /// Print one JSON object a trace and predictor
+    #[arg(long)]
+    json: bool,
+}
+
+/// One line of `--json`.
+#[derive(Debug, Serialize)]
+struct Row<'a> {
+    trace: &'a str,
+    predictor: &'a str,
+    run_times: usize,
+    log_likelihood: f64,
+    crps: f64,
+    levels: [f64; LEVELS.len()],
+    coverage: [f64; LEVELS.len()],
+    places: [f64; PLACES.len()],
+    order_coverage: Option<Vec<[f64; LEVELS.len()]>>,
+}
+
+pub(super) fn run(args: &EvalArgs) -> Result<ExitCode> {
+    let named = (args.model.as_os_str() != "prior").then_some(args.model.as_path());
+    let model = load(named)?;
+    for source in args.traces.sources() {
+        let progress = Progress::new();
+        progress.say(format!("reading {source}"));
+        let trace = args.traces.load(&source)?;
+        warn_if_fitted(&model, &trace);
+        let rounds = records(&trace);
+        if !args.json {
+            println!(
+                "{}: {} workers, {} rounds",
+                trace.name(),
+                trace.workers().len(),
+                rounds.len()
+            );
+            println!("{:16} {:>9} {:>9}  inside 50/90/99", "", "log lik", "CRPS");
+        }
+        let options = TrackerOptions::default();
+        let frozen = TrackerOptions { frozen: true, ..options };
+        let predictors: [(&str, Box<dyn Predictor>); 4] = [
+            ("bdsgd", Box::new(Bdsgd::new(&model, options))),
+            ("bdsgd:frozen", Box::new(Bdsgd::new(&model, frozen))),
+            ("filter", Box::new(Filter::default())),
+            ("empirical", Box::new(Empirical::default())),
+        ];
+        for (name, mut predictor) in predictors {
+            progress.say(format!("{}: {name}", trace.name()));
+            print(&trace, name, score(&mut *predictor, &rounds, args.warm_up), args.json)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A model knows what it was fitted on, and looks better there than it is.
+fn warn_if_fitted(model: &Model, trace: &Trace) {
+    let hash = hash(&sequence(trace));
+    if model.manifest.traces.iter().any(|source| source.hash == hash) {
+        eprintln!("{}: the model was fitted on these very rounds", trace.name());
+    }
+}
+
+fn records(trace: &Trace) -> Vec<Vec<(WorkerId, RunTime)>> {
+    let of = |cell: Cell| match cell {
+        Cell::Absent => None,
+        Cell::Observed(x) => Some(RunTime::Observed(Duration::from_secs_f64(x))),
+        Cell::Censored(x) => Some(RunTime::Censored { at_least: Duration::from_secs_f64(x) }),
+    };
+    let row = |round: usize| {
+        let cells = trace.row(round).enumerate();
+        cells.filter_map(|(worker, cell)| Some((WorkerId(worker as u32), of(cell)?))).collect()
+    };
+    (0..trace.rounds()).map(row).collect()
+}
+
+fn print(trace: &Trace, name: &str, score: Score, json: bool) -> Result<()> {
+    if json {
+        let row = Row {
+            trace: trace.name(),
+            predictor: name,
+            run_times: score.run_times,
+            log_likelihood: score.log_likelihood,
+            crps: score.crps,
+            levels: LEVELS,
+            coverage: score.coverage,
+            places: PLACES,
+            order_coverage: score.order_coverage,
+        };
+        println!("{}", serde_json::to_string(&row)?);
+        return Ok(());
+    }
+    let percent = |shares: [f64; LEVELS.len()]| {
+        shares.map(|share| format!("{:.1}", 100.0 * share)).join(" / ")
+    };
+    print!(
+        "{name:16} {:9.4} {:9.5}  {}",
+        score.log_likelihood,
+        score.crps,
+        percent(score.coverage)
+    );
+    if let Some(order) = score.order_coverage {
+        let mut worst = LEVELS;
+        for row in order {
+            for ((worst, found), level) in worst.iter_mut().zip(row).zip(LEVELS) {
+                if (found - level).abs() > (*worst - level).abs() {
+                    *worst = found;
+                }
+            }
+        }
+        print!("   order {}", percent(worst));
+    }
+    println!();
+    Ok(())
+}
