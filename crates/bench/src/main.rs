@@ -1,5 +1,6 @@
 //! Every figure in the docs, measured by one command: `cargo run --release -p bench -- NAME`.
 
+mod bdsgd;
 mod limits;
 mod machine;
 mod paceline;
@@ -7,6 +8,7 @@ mod policies;
 mod report;
 mod rounds;
 mod stats;
+mod study;
 
 use anyhow::{Result, bail};
 use clap::Parser;
@@ -17,7 +19,8 @@ use crate::report::Report;
 #[derive(Debug, Parser)]
 #[command(after_help = "Benches:\n  rounds    one round from end to end: training, stragglers, \
                         deaths, the data plane, many workers\n  policies  when to cut: every \
-                        trace and preset, salvage, the cost of deciding")]
+                        trace and preset, salvage, the cost of deciding\n  bdsgd     the deep generative \
+                        model: clusters, calibration, shift, cost, live, real traces")]
 struct Args {
     /// Which bench
     name: String,
@@ -38,7 +41,8 @@ fn main() -> Result<()> {
     match args.name.as_str() {
         "rounds" => rounds::run(&mut report)?,
         "policies" => policies::run(&mut report)?,
-        other => bail!("there is no bench `{other}`; there are: rounds, policies"),
+        "bdsgd" => bdsgd::run(&mut report)?,
+        other => bail!("there is no bench `{other}`; there are: rounds, policies, bdsgd"),
     }
     report.finish(args.json)
 }

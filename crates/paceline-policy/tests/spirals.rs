@@ -45,7 +45,7 @@ fn a_slow_half_that_became_worth_waiting_for_is_found_again() {
         (false, 50..150) => 4.0,
         (false, _) => 1.4,
     });
-    for policy in ["filter", "auto"] {
+    for policy in ["filter", "auto", "bdsgd"] {
         let share = late_share(&trace, policy);
         assert!(share > 0.95, "{policy}: {share:.3} of full sync");
     }
@@ -55,7 +55,7 @@ fn a_slow_half_that_became_worth_waiting_for_is_found_again() {
 #[test]
 fn a_slow_half_is_not_forgotten() {
     let trace = cluster(20, 300, |_, worker| if worker % 2 == 0 { 1.0 } else { 1.5 });
-    for policy in ["filter", "auto", "empirical"] {
+    for policy in ["filter", "auto", "bdsgd", "empirical"] {
         let share = late_share(&trace, policy);
         assert!(share > 0.95, "{policy}: {share:.3} of full sync");
     }
@@ -69,7 +69,7 @@ fn a_phase_in_which_all_are_slow_does_not_teach_to_cut_early() {
         let phase = if (100..160).contains(&round) { 2.0 } else { 1.0 };
         phase * (1.0 + 0.3 * (((round * 31 + worker * 17) % 12) as f64) / 12.0)
     });
-    for policy in ["filter", "auto", "empirical"] {
+    for policy in ["filter", "auto", "bdsgd", "empirical"] {
         let share = late_share(&trace, policy);
         assert!(share > 0.97, "{policy}: {share:.3} of full sync");
     }
@@ -78,7 +78,7 @@ fn a_phase_in_which_all_are_slow_does_not_teach_to_cut_early() {
 #[test]
 fn a_stall_in_the_first_round_does_not_hold_it() {
     let trace = cluster(8, 40, |round, worker| if (round, worker) == (0, 3) { 1e4 } else { 1.0 });
-    for policy in ["filter", "auto"] {
+    for policy in ["filter", "auto", "bdsgd"] {
         let outcome = replayed(&trace, policy);
         let first = &outcome.rounds[0];
         assert!(first.seconds < 5.0, "{policy}: the first round took {} s", first.seconds);
@@ -98,7 +98,7 @@ fn with_nothing_to_gain_auto_is_full_sync() {
 fn a_replay_is_the_same_bit_for_bit() {
     let spec = "nodes16-stalls:rounds=200".parse().expect("a preset");
     let trace = paceline_trace::generate(&spec, 3);
-    for policy in ["auto", "filter", "bandit", "elfving", "dropcompute"] {
+    for policy in ["auto", "filter", "bdsgd", "bandit", "elfving", "dropcompute"] {
         assert_eq!(replayed(&trace, policy).rounds, replayed(&trace, policy).rounds, "{policy}");
     }
 }

@@ -84,7 +84,8 @@ fn redriven(events: &[Event], policy: &str, config: RoundConfig) -> Vec<Event> {
 #[test]
 fn a_live_run_re_driven_from_its_log_makes_the_same_cuts_with_the_same_members() {
     let place = Place::new();
-    for policy in ["auto", "filter", "static:3", "deadline:0.06", "bandit"] {
+    for policy in ["auto", "filter", "bdsgd", "bdsgd:paper", "static:3", "deadline:0.06", "bandit"]
+    {
         let name = policy.replace([':', '.'], "-");
         place
             .run(&format!(

@@ -4,10 +4,10 @@ use std::fs;
 
 use anyhow::Result;
 
-use super::study::{measured, simulate, words};
 use crate::{
     paceline::{Paceline, workspace},
     report::Report,
+    study::{measured, simulate, words},
 };
 
 /// Workers, a cluster of that size, and the most that a decision may take.

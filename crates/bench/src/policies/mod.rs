@@ -2,10 +2,11 @@
 
 mod cost;
 mod presets;
-mod study;
 mod traces;
 
 use anyhow::Result;
+
+pub(crate) use traces::files as trace_files;
 
 use crate::{paceline::Paceline, report::Report};
 

@@ -2,8 +2,11 @@
 
 use anyhow::Result;
 
-use super::study::{Range, Row, simulate, words};
-use crate::{paceline::Paceline, report::Report};
+use crate::{
+    paceline::Paceline,
+    report::Report,
+    study::{Range, Row, simulate, words},
+};
 
 /// Where following phases and stalls beats any fixed count.
 const MOVING: [&str; 3] = ["nodes158-stalls", "nodes16-stalls", "shift48"];

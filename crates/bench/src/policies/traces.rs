@@ -4,10 +4,10 @@ use std::{fmt::Write as _, fs, path::PathBuf};
 
 use anyhow::Result;
 
-use super::study::{Range, Row, simulate, words};
 use crate::{
     paceline::{Paceline, workspace},
     report::Report,
+    study::{Range, Row, simulate, words},
 };
 
 const SEATTLE: &str = "seattle_rtt_server38";
@@ -16,11 +16,11 @@ const OPERATIONS: &str = "bytedance_se_ops.parquet";
 const POLICIES: &str =
     "auto,full,static:0.9,elfving,empirical,bandit,filter,filter:commit,dropcompute";
 
-fn folder() -> PathBuf {
+pub(crate) fn folder() -> PathBuf {
     workspace().join("../shared/traces")
 }
 
-fn files() -> Vec<String> {
+pub(crate) fn files() -> Vec<String> {
     let entries = fs::read_dir(folder()).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.path().display().to_string());
     let mut csv: Vec<String> = names.filter(|name| name.ends_with(".csv.gz")).collect();

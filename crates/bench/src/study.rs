@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    path::Path,
     process::Stdio,
     thread,
     time::{Duration, Instant},
@@ -20,6 +21,7 @@ pub(crate) struct Row {
     pub(crate) of_oracle: f64,
     pub(crate) of_best_static: f64,
     pub(crate) of_full: f64,
+    pub(crate) variation: f64,
     pub(crate) decide_us_p99: f64,
     pub(crate) decide_cpu_us_per_round: f64,
 }
@@ -93,6 +95,19 @@ fn peak(status: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
+}
+
+/// Fits a model of run-times to what `args` name, and says how long that took.
+pub(crate) fn fit(paceline: &Paceline, args: &str, into: &Path) -> Result<Duration> {
+    let mut all = words("model fit --json");
+    all.extend(words(args));
+    all.extend(["-o".to_owned(), into.display().to_string()]);
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    let since = Instant::now();
+    let output = paceline.command(&all).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "`model fit {args}` failed: {said}");
+    Ok(since.elapsed())
 }
 
 /// Words to arguments.

@@ -1,0 +1,107 @@
+//! The paper's two clusters as presets, and one with stalls: every policy on the same rounds.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+
+use super::Bench;
+use crate::{
+    paceline::workspace,
+    report::Report,
+    study::{Range, Row, fit, simulate, words},
+};
+
+/// A cluster, and what a model of it is fitted on: the same preset, another seed.
+const CLUSTERS: [(&str, &str); 3] = [
+    ("nodes158", "nodes158:rounds=2000"),
+    ("nodes158-stalls", "nodes158-stalls:rounds=2000"),
+    ("xc40", "xc40:rounds=600"),
+];
+const POLICIES: &str = "full,static:0.9,best-static,elfving,empirical,bandit,filter,\
+                        bdsgd:paper,bdsgd:paper+impute,bdsgd,auto,oracle";
+
+pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
+    let seeds = if report.quick() { 2 } else { 5 };
+    let mut text = format!(
+        "## Rates over full sync, mean (worst, best) of {seeds} seeds, and their variation\n\n\
+         Variation: standard deviation over mean of the rounds' own rates. `bdsgd` begins with a \
+         model fitted on the same preset at another seed; in brackets, with the generic prior.\n"
+    );
+    for (cluster, fitted_on) in CLUSTERS {
+        if report.quick() && cluster == "xc40" {
+            report.skip("xc40_bdsgd_over_paper", ">= 1", "takes longer than a quick run");
+            continue;
+        }
+        let model = bench.model(cluster);
+        let took = fit(&bench.paceline, &format!("--synthetic {fitted_on} --seed 7"), &model)?;
+        report.tell(
+            &format!("{cluster}_fit_seconds"),
+            took.as_secs_f64(),
+            format!("`paceline model fit --synthetic {fitted_on} --seed 7`"),
+        );
+        let args = format!("--synthetic {cluster} --seeds {seeds} --policy {POLICIES}");
+        let mut fitted = words(&args);
+        fitted.extend(["--run-time-model".to_owned(), model.display().to_string()]);
+        if cluster == "nodes158-stalls" && !report.quick() {
+            let page = workspace().join("docs/bench/bdsgd-cutoff.html");
+            fitted.extend(["--html".to_owned(), page.display().to_string()]);
+        }
+        let rows = simulate(&bench.paceline, &fitted)?;
+        let args = format!("--synthetic {cluster} --seeds {seeds} --policy bdsgd:paper,bdsgd");
+        let prior = simulate(&bench.paceline, &words(&args))?;
+        goals(report, cluster, &rows);
+        text += &table(cluster, &rows, &prior);
+    }
+    if !report.quick() {
+        text += "\nThe cutoff over time, policy by policy (Q2): `bdsgd-cutoff.html`, a page for a \
+                 browser.\n";
+    }
+    report.section(text);
+    Ok(())
+}
+
+fn of<'a>(rows: &'a [Row], policy: &str) -> Vec<&'a Row> {
+    rows.iter().filter(|row| row.policy == policy).collect()
+}
+
+fn goals(report: &mut Report, cluster: &str, rows: &[Row]) {
+    let mean = |policy: &str| Range::of(of(rows, policy), |row| row.of_full).mean;
+    let (paper, own) = (mean("bdsgd:paper"), mean("bdsgd"));
+    let note = "bdsgd:paper over 0.9·n, means over seeds";
+    report.at_least(&format!("{cluster}_paper_over_0.9n"), paper / mean("static:0.9"), 1.0, note);
+    let note = "bdsgd:paper over Elfving's formula";
+    report.at_least(&format!("{cluster}_paper_over_elfving"), paper / mean("elfving"), 1.0, note);
+    let note = "stopping inside the round over committing before it";
+    report.at_least(&format!("{cluster}_bdsgd_over_paper"), own / paper, 1.0, note);
+    let note = "the joint model over the filter, both stopping inside the round";
+    report.at_least(&format!("{cluster}_bdsgd_over_filter"), own / mean("filter"), 1.0, note);
+    let share = Range::of(of(rows, "bdsgd"), |row| row.of_oracle);
+    let note = format!("of the oracle: mean; worst {:.4}, best {:.4}", share.worst, share.best);
+    report.tell(&format!("{cluster}_bdsgd_of_oracle"), share.mean, note);
+}
+
+fn table(cluster: &str, rows: &[Row], prior: &[Row]) -> String {
+    let mut text =
+        format!("\n| {cluster} | rate over full | of oracle | variation |\n|---|---|---|---|\n");
+    let mut seen: Vec<&str> = Vec::new();
+    for row in rows {
+        if seen.contains(&row.policy.as_str()) {
+            continue;
+        }
+        seen.push(&row.policy);
+        let rate = Range::of(of(rows, &row.policy), |row| row.of_full);
+        let share = Range::of(of(rows, &row.policy), |row| row.of_oracle);
+        let variation = Range::of(of(rows, &row.policy), |row| row.variation);
+        let generic = of(prior, &row.policy);
+        let generic = match generic.is_empty() {
+            true => String::new(),
+            false => format!(" [{:.3}]", Range::of(generic, |row| row.of_full).mean),
+        };
+        let _ = writeln!(
+            text,
+            "| {} | {:.3} ({:.3}, {:.3}){generic} | {:.3} | {:.3} |",
+            row.policy, rate.mean, rate.worst, rate.best, share.mean, variation.mean
+        );
+    }
+    text
+}

@@ -1,0 +1,58 @@
+//! The real traces: fitted on the first half, run on the second.
+
+use std::{fmt::Write as _, path::Path};
+
+use anyhow::Result;
+
+use super::Bench;
+use crate::{
+    policies,
+    report::Report,
+    study::{Range, fit, simulate, words},
+};
+
+const POLICIES: [&str; 6] = ["full", "static:0.9", "filter", "bdsgd:paper", "bdsgd", "auto"];
+
+pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
+    let files = policies::trace_files();
+    if files.is_empty() || report.quick() {
+        let why = match report.quick() {
+            true => "takes longer than a quick run",
+            false => "the traces are not in ../shared/traces",
+        };
+        report.skip("traces_bdsgd_of_oracle", "stated", why);
+        return Ok(());
+    }
+    let mut text = format!(
+        "## Real traces: fitted on the first half, run on the second; share of the oracle, mean \
+         (worst) of 5 seeds\n\n| trace | {} | bdsgd, generic prior |\n|---|{}\n",
+        POLICIES.join(" | "),
+        "---|".repeat(POLICIES.len() + 1)
+    );
+    let mut log = 0.0;
+    for file in &files {
+        let model = bench.model("trace");
+        fit(&bench.paceline, &format!("{file} --rounds ..50% --held-out 0.2"), &model)?;
+        let mut args = words(&format!("{file} --rounds 50%.. --seeds 5"));
+        args.extend(["--policy".to_owned(), POLICIES.join(",")]);
+        args.extend(["--run-time-model".to_owned(), model.display().to_string()]);
+        let rows = simulate(&bench.paceline, &args)?;
+        let args = words(&format!("{file} --rounds 50%.. --seeds 5 --policy bdsgd"));
+        let prior = Range::of(&simulate(&bench.paceline, &args)?, |row| row.of_oracle);
+        let name = Path::new(file).file_name().unwrap_or_default().to_string_lossy();
+        let _ = write!(text, "| {} |", name.trim_end_matches(".csv.gz"));
+        for policy in POLICIES {
+            let of = rows.iter().filter(|row| row.policy == policy);
+            let share = Range::of(of, |row| row.of_oracle);
+            let _ = write!(text, " {:.3} ({:.3}) |", share.mean, share.worst);
+            if policy == "bdsgd" {
+                log += share.mean.ln() / files.len() as f64;
+            }
+        }
+        let _ = writeln!(text, " {:.3} ({:.3}) |", prior.mean, prior.worst);
+    }
+    let note = format!("geometric mean over {} traces, second halves", files.len());
+    report.tell("traces_bdsgd_of_oracle", log.exp(), note);
+    report.section(text);
+    Ok(())
+}
