@@ -271,7 +271,7 @@ pub(crate) fn window(
     let mut residuals = Vec::with_capacity(seen.len());
     let mut noise = || -> f32 { StandardNormal.sample(rng) };
     for (seen, truth) in seen.iter().zip(truth).filter(|(seen, _)| !seen.workers.is_empty()) {
-        let mut mode = Mode { noise: Some(&mut noise), truth: Some(truth) };
+        let mut mode = Mode { noise: Some(&mut noise), truth: Some(truth), predicted: None };
         let stepped = state.step(tape, &nets, &mut carry, seen, &mut mode);
         let of_round = stepped.loss.expect("a loss was asked for");
         loss = Some(match loss {

@@ -19,9 +19,9 @@ use crate::{
 };
 
 /// The most workers that a group's factor is judged by; of more, every k-th.
-const JUDGES: usize = 16;
+const JUDGES: usize = 12;
 /// The most workers in no group that the cluster's is judged by.
-const LOOSE_JUDGES: usize = 64;
+const LOOSE_JUDGES: usize = 48;
 /// One worker says no more than this against a shift.
 const LOUDEST: f32 = -12.0;
 /// The most cases that a group's workers are told apart by.
@@ -109,6 +109,17 @@ impl Outlook {
                 Worker { parts, group, judge: turn && state.standing.is_seen(worker) }
             })
             .collect()
+    }
+
+    /// Whether it says something of all these workers.
+    pub(crate) fn covers(&self, workers: &[u32]) -> bool {
+        workers.last().is_some_and(|&last| (last as usize) < self.workers.len())
+    }
+
+    /// Locations and scales of the cores of these workers.
+    pub(crate) fn cores(&self, workers: &[u32]) -> (Vec<f32>, Vec<f32>) {
+        let parts = workers.iter().map(|&worker| &self.workers[worker as usize].parts);
+        parts.map(|parts| (parts.locations[0], 1.0 / parts.per_scales[0])).unzip()
     }
 
     /// Goes back to what is expected of a round of which nothing has been seen.

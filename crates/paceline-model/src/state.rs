@@ -1,7 +1,7 @@
 //! What the model carries from round to round, and one round of it.
 
 use crate::{
-    Seen,
+    Outlook, Seen,
     grouping::Grouping,
     inference::{Posterior, RoundOf, Whole, prior_moments},
     math::{exp, ln, sigmoid},
@@ -136,6 +136,8 @@ pub(crate) struct Mode<'a> {
     pub(crate) noise: Option<&'a mut dyn FnMut() -> f32>,
     /// What really happened, where the round shows less of it: what the likelihood is of.
     pub(crate) truth: Option<&'a Seen>,
+    /// What these weights predicted of the round, where nothing is to be learned.
+    pub(crate) predicted: Option<&'a Outlook>,
 }
 
 impl State {
@@ -244,7 +246,9 @@ impl State {
     ) -> Stepped {
         let everyone = seen.workers.len() == self.standing.workers();
         let rows = (!everyone).then_some(&seen.workers[..]);
-        let emission = self.emission(tape, nets, carry.memory, rows);
+        // What was predicted for the round need not be computed again, unless it is to be learned.
+        let known = mode.predicted.filter(|known| known.covers(&seen.workers));
+        let emission = known.is_none().then(|| self.emission(tape, nets, carry.memory, rows));
         let group_of: Vec<u32> = seen
             .workers
             .iter()
@@ -253,7 +257,11 @@ impl State {
 
         let unit = self.standing.unit;
         let mut round = RoundOf { seen, unit, tape, locations: Vec::new(), scales: Vec::new() };
-        round.read(&emission);
+        match (known, &emission) {
+            (Some(known), _) => (round.locations, round.scales) = known.cores(&seen.workers),
+            (None, Some(emission)) => round.read(emission),
+            (None, None) => unreachable!("what is not known is computed"),
+        }
         let group_prior = carry.groups.map(|groups| {
             let params = nets.group.transition(round.tape, groups.at, groups.memory, &self.groups);
             (params, prior_moments(round.tape.value(params)))
@@ -268,8 +276,10 @@ impl State {
         let params = nets.cluster.transition(round.tape, before.at, before.memory, &self.cluster);
         let prior = prior_moments(round.tape.value(params));
         let offs: Vec<f32> = group_of.iter().map(|&group| expected_of(group)).collect();
-        let learnable = mode.truth.is_some();
-        let located = learnable.then(|| round.located(&emission));
+        let located = emission
+            .as_ref()
+            .filter(|_| mode.truth.is_some())
+            .map(|emission| round.located(emission));
         let whole = Whole { offs: round.offs(|i| offs[i]), of: vec![0; seen.workers.len()] };
         let cluster = round.infer(&nets.cluster, params, &prior, &whole, located, mode);
         let cluster_at = round.tape.value(cluster.at)[0];
@@ -286,12 +296,13 @@ impl State {
             factor = round.tape.add(factor, of_group);
         }
         let moved_by = round.tape.scale(factor, unit);
-        let loss = mode.truth.map(|truth| {
+        let learned = mode.truth.zip(emission.as_ref());
+        let loss = learned.map(|(truth, emission)| {
             let wider = groups.as_ref().map(|groups| {
                 let wider = nets.spread(round.tape, groups.at);
                 round.tape.gather(wider, &group_of)
             });
-            let likelihood = round.likelihood(&emission, moved_by, wider, truth);
+            let likelihood = round.likelihood(emission, moved_by, wider, truth);
             let mut loss = round.tape.scale(likelihood, -1.0);
             let of_groups = groups.as_ref().map(|groups| groups.divergence);
             for divergence in [Some(cluster.divergence), of_groups].into_iter().flatten() {

@@ -93,7 +93,7 @@ impl Tracker {
         self.tape.clear();
         let nets = Nets::load(&self.weights, &mut self.tape);
         let mut carry = self.state.load(&mut self.tape);
-        let mut mode = Mode { noise: None, truth: None };
+        let mut mode = Mode { noise: None, truth: None, predicted: Some(&self.outlook) };
         let stepped = self.state.step(&mut self.tape, &nets, &mut carry, seen, &mut mode);
         self.state.store(&carry, &self.tape, 1);
         self.state.find_groups(&stepped.residuals);

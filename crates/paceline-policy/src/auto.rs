@@ -178,6 +178,7 @@ impl Auto {
             ((count as f64 - rate * (time + overhead)) / n.max(1) as f64).clamp(-1.0, 1.0)
         };
         let leader = self.leader;
+        let rethink = record.round.0.is_multiple_of(models_every(n));
         let played = match (self.led_to, self.probe.cut_was_due()) {
             (Some(count), Some(cut)) => earn(count, seconds(cut, record.opened)),
             _ => earn(arrived, seconds(record.cut, record.opened)),
@@ -186,6 +187,7 @@ impl Auto {
         for (index, expert) in self.experts.iter_mut().enumerate() {
             let stop = match expert {
                 _ if index == leader => None,
+                Expert::Model(_) if !rethink => None,
                 Expert::Model(predictor) => model_stop(&mut **predictor, &order, rate),
                 other => other
                     .count(n)
@@ -227,6 +229,12 @@ impl Auto {
             }
         }
     }
+}
+
+/// Rounds between scores of the models that do not lead: among many workers that is what costs
+/// most, and the more workers the less a single round is chance.
+fn models_every(participants: usize) -> u64 {
+    (participants as u64 / 1000).clamp(1, 8)
 }
 
 /// Where a model's rule would have stopped in a closed round: how many were in, and when. `None` if
