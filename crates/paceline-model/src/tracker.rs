@@ -15,9 +15,9 @@ use crate::{
 };
 
 /// Size of the steps of online adaptation.
-const RATE: f32 = 3e-4;
+const RATE: f32 = 1e-3;
 /// Steps after each window.
-const STEPS: usize = 2;
+const STEPS: usize = 3;
 /// Workers that adaptation looks at; of more, every k-th.
 const LOOKED_AT: usize = 96;
 /// Rounds whose shifts are kept for late reports.

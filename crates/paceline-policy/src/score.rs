@@ -2,7 +2,10 @@
 
 use paceline_core::{Round, RoundRecord, RunTime, Time, WorkerId};
 
-use crate::predict::{Predictor, log_seconds};
+use crate::{
+    intervals::{Interval, LEVELS},
+    predict::{Predictor, log_seconds},
+};
 
 /// Workers that are scored in a round; of more, every k-th, beginning elsewhere each time.
 const SCORED: usize = 32;
@@ -14,8 +17,6 @@ const REACH: (f64, f64) = (-3.0, 3.9);
 const DRAWS: usize = 400;
 /// Order statistics whose intervals are checked, as shares of the workers.
 pub const PLACES: [f64; 6] = [0.1, 0.25, 0.5, 0.75, 0.9, 0.97];
-/// Levels of the intervals that are checked.
-pub const LEVELS: [f64; 3] = [0.5, 0.9, 0.99];
 
 /// Means over scored run-times.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -31,7 +32,16 @@ pub struct Score {
     pub coverage: [f64; LEVELS.len()],
     /// For each of [`PLACES`], the share of rounds whose order statistic lay inside the central
     /// intervals of [`LEVELS`]; where workers are drawn jointly.
-    pub order_coverage: Option<Vec<[f64; LEVELS.len()]>>,
+    pub order: Option<OrderCoverage>,
+}
+
+/// Shares of rounds, by place and level.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OrderCoverage {
+    /// Inside the intervals of the prediction itself.
+    pub raw: Vec<[f64; LEVELS.len()]>,
+    /// Inside the same intervals as they follow what happens ([`Interval`]).
+    pub followed: Vec<[f64; LEVELS.len()]>,
 }
 
 /// Shows a predictor one round after the other, and scores what it said of each but the first
@@ -67,7 +77,9 @@ struct Sums {
     crps: f64,
     scored: usize,
     coverage: [f64; LEVELS.len()],
-    order: Option<Vec<[f64; LEVELS.len()]>>,
+    raw: [[f64; LEVELS.len()]; PLACES.len()],
+    followed: [[f64; LEVELS.len()]; PLACES.len()],
+    intervals: [Interval; PLACES.len()],
     rounds: f64,
 }
 
@@ -107,14 +119,19 @@ impl Sums {
         draws.iter_mut().for_each(|draw| draw.sort_unstable_by(f32::total_cmp));
         let mut sorted: Vec<f64> = times.iter().map(|(_, time)| log_seconds(*time)).collect();
         sorted.sort_unstable_by(f64::total_cmp);
-        let order = self.order.get_or_insert_with(|| vec![[0.0; LEVELS.len()]; PLACES.len()]);
         self.rounds += 1.0;
-        for (inside, share) in order.iter_mut().zip(PLACES) {
+        for (i, share) in PLACES.into_iter().enumerate() {
             let place = ((sorted.len() - 1) as f64 * share).round() as usize;
-            let below = draws.iter().filter(|draw| f64::from(draw[place]) < sorted[place]).count();
-            let rank = (below as f64 + 0.5) / (DRAWS as f64 + 1.0);
-            for (inside, level) in inside.iter_mut().zip(LEVELS) {
-                *inside += f64::from(u8::from((rank - 0.5).abs() <= 0.5 * level));
+            let mut drawn: Vec<f64> = draws.iter().map(|draw| f64::from(draw[place])).collect();
+            drawn.sort_unstable_by(f64::total_cmp);
+            let found = sorted[place];
+            for (inside, (from, to)) in self.raw[i].iter_mut().zip(Interval::default().ends(&drawn))
+            {
+                *inside += f64::from(u8::from((from..=to).contains(&found)));
+            }
+            let followed = self.intervals[i].learn(&drawn, found);
+            for (inside, held) in self.followed[i].iter_mut().zip(followed) {
+                *inside += f64::from(u8::from(held));
             }
         }
     }
@@ -126,9 +143,12 @@ impl Sums {
             log_likelihood: self.log_likelihood / self.run_times.max(1) as f64,
             crps: self.crps / scored,
             coverage: self.coverage.map(|inside| inside / scored),
-            order_coverage: self
-                .order
-                .map(|order| order.into_iter().map(|row| row.map(|x| x / self.rounds)).collect()),
+            order: (self.rounds > 0.0).then(|| {
+                let mean = |rows: [[f64; LEVELS.len()]; PLACES.len()]| {
+                    rows.map(|row| row.map(|inside| inside / self.rounds)).to_vec()
+                };
+                OrderCoverage { raw: mean(self.raw), followed: mean(self.followed) }
+            }),
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::{
 const GRID: usize = 20;
 const FIRST: f64 = 1e-3;
 /// The most silent workers that are summed over; of more, every k-th.
-const SAMPLE: usize = 64;
+const SAMPLE: usize = 48;
 
 /// A further wait.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -21,7 +21,8 @@ Examples:
 
 log lik: log density of the log run-time, in nats; larger is better. CRPS: continuous ranked
 probability score, over the round's median; smaller is better. inside 50/90/99: the share of
-run-times in those central intervals; order: the same for order statistics, the farthest off.";
+run-times in those central intervals; order: the same for order statistics, the farthest off;
+followed: the same when each interval is widened or narrowed by what happened so far.";
 
 #[derive(Debug, Args)]
 pub(super) struct EvalArgs {
@@ -50,6 +51,7 @@ struct Row<'a> {
     coverage: [f64; LEVELS.len()],
     places: [f64; PLACES.len()],
     order_coverage: Option<Vec<[f64; LEVELS.len()]>>,
+    order_coverage_followed: Option<Vec<[f64; LEVELS.len()]>>,
 }
 
 pub(super) fn run(args: &EvalArgs) -> Result<ExitCode> {
@@ -118,7 +120,8 @@ fn print(trace: &Trace, name: &str, score: Score, json: bool) -> Result<()> {
             levels: LEVELS,
             coverage: score.coverage,
             places: PLACES,
-            order_coverage: score.order_coverage,
+            order_coverage: score.order.as_ref().map(|order| order.raw.clone()),
+            order_coverage_followed: score.order.map(|order| order.followed),
         };
         println!("{}", serde_json::to_string(&row)?);
         return Ok(());
@@ -132,17 +135,26 @@ fn print(trace: &Trace, name: &str, score: Score, json: bool) -> Result<()> {
         score.crps,
         percent(score.coverage)
     );
-    if let Some(order) = score.order_coverage {
-        let mut worst = LEVELS;
-        for row in order {
-            for ((worst, found), level) in worst.iter_mut().zip(row).zip(LEVELS) {
-                if (found - level).abs() > (*worst - level).abs() {
-                    *worst = found;
-                }
-            }
-        }
-        print!("   order {}", percent(worst));
+    if let Some(order) = score.order {
+        print!(
+            "   order {}, followed {}",
+            percent(farthest(&order.raw)),
+            percent(farthest(&order.followed))
+        );
     }
     println!();
     Ok(())
+}
+
+/// At each level, the share that is farthest from it.
+fn farthest(rows: &[[f64; LEVELS.len()]]) -> [f64; LEVELS.len()] {
+    let mut farthest = LEVELS;
+    for row in rows {
+        for ((farthest, found), level) in farthest.iter_mut().zip(row).zip(LEVELS) {
+            if (found - level).abs() > (*farthest - level).abs() {
+                *farthest = *found;
+            }
+        }
+    }
+    farthest
 }
