@@ -9,8 +9,8 @@ use crate::{
 const ELSEWHERE: (f32, f32) = (0.004, 3.0);
 /// The finest cells, and the most of them for the cluster and for a group.
 const FINEST: f32 = 0.2;
-const CELLS: usize = 32;
-const GROUP_CELLS: usize = 96;
+const CELLS: usize = 24;
+const GROUP_CELLS: usize = 72;
 /// What lies beyond this level at either end has no cells.
 const LEVEL: f32 = 0.003;
 

@@ -6,7 +6,7 @@ use super::common::{Common, Sight};
 use crate::predict::residuals::Residuals;
 
 /// The most members that a group's factor is estimated from; of more, every k-th.
-const SAMPLE: usize = 24;
+const SAMPLE: usize = 16;
 /// What workers that move together have in common.
 #[derive(Debug, Clone, Default)]
 struct Group {

@@ -32,7 +32,7 @@ const SPREAD_RATE: f64 = 0.03;
 /// Rounds whose common factor is kept for late reports.
 const LATEST: usize = 256;
 /// The most workers that the common factor is estimated from; of more, every k-th.
-const SAMPLE: usize = 128;
+const SAMPLE: usize = 96;
 
 /// What a worker is expected to do, ready for use.
 #[derive(Debug, Clone, Copy)]
