@@ -162,17 +162,18 @@ impl Fit {
             windowed.residuals.iter().for_each(|round| run.state.find_groups(round));
             windows += 1;
             if windows % self.options.batch == 0 {
-                self.adam.step(&mut self.weights, &std::mem::take(&mut grads));
-                self.steps += 1;
-                self.average.follow(&self.weights, AVERAGE.max(1.0 / self.steps as f32));
+                self.step(&std::mem::take(&mut grads));
             }
-            // The first windows are spent on finding levels.
-            if run.at >= 2 * WINDOW {
+            // The first windows are spent on finding levels, where there are others.
+            if run.at >= 2 * WINDOW || run.split <= 3 * WINDOW {
                 fitted.add(windowed.score);
             }
             done += to - run.at;
             run.at = to;
             watch(done as f64 / total as f64);
+        }
+        if !grads.is_empty() {
+            self.step(&grads);
         }
         let held_out = self.held_out();
         let best = held_out > self.best.0;
@@ -183,6 +184,12 @@ impl Fit {
             self.since_best += 1;
         }
         Some(Pass { epoch: self.epoch, fitted: fitted.mean(), held_out, best })
+    }
+
+    fn step(&mut self, grads: &Grads) {
+        self.adam.step(&mut self.weights, grads);
+        self.steps += 1;
+        self.average.follow(&self.weights, AVERAGE.max(1.0 / self.steps as f32));
     }
 
     /// The bound on what was held out, after a look at the rounds before. Always the same draws and

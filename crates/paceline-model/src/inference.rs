@@ -94,7 +94,7 @@ impl RoundOf<'_> {
         let mut shifts = Vec::with_capacity(rows);
         let mut summary = Vec::with_capacity(rows * SUMMARY);
         let (mut found, mut per_root, mut expected) = (Vec::new(), Vec::new(), Vec::new());
-        let mut gains = Vec::with_capacity(rows);
+        let (mut gains, mut told) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
         let mut counts = Vec::with_capacity(rows);
         for (&(mean, spread), offs) in moments.iter().zip(&all) {
             let shift = most_likely(offs, mean);
@@ -114,6 +114,7 @@ impl RoundOf<'_> {
             // Were all normal, the posterior would be Kalman's; the network says how it differs.
             let known = 1.0 / (spread * spread);
             gains.push(ln(shift.information / known));
+            told.push(shift.information / (shift.information + known));
             per_root.push(1.0 / (shift.information + known).sqrt());
             expected.push(mean);
             counts.push((seen, count));
@@ -137,6 +138,9 @@ impl RoundOf<'_> {
         }
         let by_data = tape.mul(trust, found);
         let correction = tape.mul(correction, per_root);
+        // Where nothing was told there is nothing to correct.
+        let told = tape.column(&told);
+        let correction = tape.mul(correction, told);
         let mean = tape.column(&expected);
         let mean = tape.add(mean, by_data);
         let mean = tape.add(mean, correction);

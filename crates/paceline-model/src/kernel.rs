@@ -1,7 +1,8 @@
 //! The loops that a decision waits for, with the widest vectors that the processor has.
 //!
 //! Loops are written out, since closures handed to iterators would be compiled for the narrowest.
-//! Every number is computed alike whatever the width, so decisions do not depend on it.
+//! Every number here is computed alike whatever the width. (Matrix products are not: they sum in an
+//! order that depends on the processor, so a replay is the same bit for bit on the same kind of one.)
 
 use pulp::{Arch, Simd, WithSimd};
 

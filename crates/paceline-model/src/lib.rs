@@ -10,8 +10,8 @@
 //! and tails are those of a power law. Given c and d workers are independent; c and d are what
 //! correlates them. Groups are found from the data ([`Grouping`]).
 //!
-//! **Inference.** A recurrent inference network gives the posterior of c, and given c that of every d:
-//! it is told the most likely shift of the round's residuals, the information behind it, and what was
+//! **Inference.** An inference network gives the posterior of c, and given c that of every d, from the
+//! recurrent memories' expectation and a summary of the round: it is told the most likely shift of the round's residuals, the information behind it, and what was
 //! expected, and says how far to trust the one against the other ([`state`]). Weights are shared over
 //! workers and groups, so workers may come and go and n may be anything.
 //!
@@ -30,7 +30,11 @@
 //! that joins and scales to thousands; log run-times and heavy tails instead of Gaussians; censored
 //! times by survival instead of draws (`impute` is the paper's way, for comparison); what is linear is
 //! left linear (levels, spreads, a Kalman gain that the inference network corrects), so that a few
-//! thousand weights do; adaptation while it runs.
+//! thousand weights do; who belongs to which group is found by correlation, outside the evidence lower
+//! bound, and a group stays until its members are found in another; adaptation while it runs.
+//!
+//! Since weights are shared and units divided out, a model fitted on n workers in one unit serves any
+//! number in any other: the manifest states both, and a difference is no error.
 
 mod factor;
 mod file;

@@ -143,12 +143,13 @@ impl Standing {
         }
         let Residual { surprise, from_level, told, .. } = residual;
         let spread = self.spread[worker];
-        self.last[worker] = from_level;
+        // As far as anything was told; an observation tells all.
+        self.last[worker] += told * (from_level - self.last[worker]);
         let off = from_level - self.late[worker];
-        self.late[worker] += RECENT_RATE * off.clamp(-2.0 * CLIP, 2.0 * CLIP);
+        self.late[worker] += told * RECENT_RATE * off.clamp(-2.0 * CLIP, 2.0 * CLIP);
         if self.seen[worker] > 0.0 {
             self.seen[worker] += told;
-            let rate = LEVEL_RATE.max(1.0 / self.seen[worker]);
+            let rate = told * LEVEL_RATE.max(1.0 / self.seen[worker]);
             let move_by = (rate * from_level).clamp(-rate * CLIP, rate * CLIP);
             self.level[worker] += move_by * spread;
             // The same residuals, from the level where it is now.
@@ -208,5 +209,21 @@ pub(crate) fn beyond(u: f32) -> f32 {
     let v = (u / LOGISTIC).clamp(-30.0, 30.0);
     // The mean beyond v is v + ln(1 + e^−v)·(1 + e^v).
     let beyond = if v > 8.0 { v + 1.0 } else { v + ln(1.0 + exp(-v)) * (1.0 + exp(v)) };
-    (u / LOGISTIC - v + beyond) * LOGISTIC
+    // Beyond the clamp: far above it is the bound and one more, far below the mean of all.
+    ((u / LOGISTIC - v).max(0.0) + beyond) * LOGISTIC
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_far_below_says_nothing_and_one_far_above_much() {
+        for u in [-150.0, -20.0, -16.0, -5.0] {
+            assert!(beyond(u).abs() < 0.01, "{u}: {}", beyond(u));
+        }
+        for u in [5.0, 16.0, 20.0, 150.0] {
+            assert!((beyond(u) - u - LOGISTIC).abs() < 0.02, "{u}: {}", beyond(u));
+        }
+    }
 }

@@ -80,8 +80,12 @@ impl Factors {
     }
 }
 
-/// The share of the cluster's factor that becomes part of the levels, a round.
+/// The share of the cluster's factor that becomes part of the levels, a round, of what is beyond
+/// this: levels of workers that are never seen would follow it for ever.
 const SETTLES: f32 = 0.02;
+const SETTLED: f32 = 1.0;
+/// A factor is never farther out than this: the lattice of predictions ends there.
+const FARTHEST: f32 = 50.0;
 /// How much a factor varies before anything is known (log), and how fast that follows.
 const START_SIZE: f32 = -1.2;
 const SIZE_RATE: f32 = 0.05;
@@ -116,7 +120,9 @@ impl Moving {
 
     fn store(self, factors: &mut Factors, tape: &Tape) {
         factors.memory.copy_from_slice(tape.value(self.memory));
-        factors.at.copy_from_slice(tape.value(self.at));
+        for (at, &found) in factors.at.iter_mut().zip(tape.value(self.at)) {
+            *at = found.clamp(-FARTHEST, FARTHEST);
+        }
     }
 }
 
@@ -143,6 +149,9 @@ pub(crate) struct Mode<'a> {
 impl State {
     /// Makes room for the workers of a round; the first one sets levels.
     pub(crate) fn admit(&mut self, seen: &Seen) {
+        if seen.workers.is_empty() {
+            return;
+        }
         if self.standing.is_new() && self.standing.workers() == 0 {
             self.standing.begin(&seen.log_times, &seen.observed);
             self.cluster.grow(1);
@@ -166,7 +175,8 @@ impl State {
         carry.cluster.store(&mut self.cluster, tape);
         // Only the sum of factor and level is ever used. What the cluster's factor is for long
         // becomes part of the levels, so that it does not wander.
-        let settled = self.cluster.at[0] * (1.0 - (1.0 - SETTLES).powi(rounds as i32));
+        let far = self.cluster.at[0] - self.cluster.at[0].clamp(-SETTLED, SETTLED);
+        let settled = far * (1.0 - (1.0 - SETTLES).powi(rounds as i32));
         self.cluster.at[0] -= settled;
         self.cluster.home[0] -= settled;
         self.cluster.away[0] -= settled;

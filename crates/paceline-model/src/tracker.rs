@@ -44,6 +44,8 @@ pub struct Tracker {
     adam: Adam,
     /// The rounds since the last adaptation, and the state before them, of those looked at.
     since: (State, Vec<Seen>),
+    /// Every so manieth worker is looked at since then.
+    stride: u32,
     /// What moved each worker in the last rounds.
     moved: Vec<(u64, Vec<(u32, f32)>)>,
     rounds: u64,
@@ -62,6 +64,7 @@ impl Tracker {
             outlook: Outlook::default(),
             rng: Xoshiro256PlusPlus::seed_from_u64(0),
             since: Default::default(),
+            stride: 1,
             moved: Vec::new(),
             rounds: 0,
         }
@@ -135,10 +138,9 @@ impl Tracker {
     /// Gathers rounds, and after each window takes a few steps on them. Scheduled by the number of
     /// rounds alone, so that a replay adapts alike.
     fn adapt(&mut self, seen: &Seen) {
-        let stride = self.state.standing.workers().div_ceil(LOOKED_AT).max(1) as u32;
         let (before, rounds) = &mut self.since;
         if before.standing.workers() > 0 {
-            rounds.push(seen.every(stride, before.standing.workers()));
+            rounds.push(seen.every(self.stride, before.standing.workers()));
         }
         if rounds.len() >= WINDOW {
             for _ in 0..STEPS {
@@ -150,7 +152,8 @@ impl Tracker {
             }
         }
         if rounds.len() >= WINDOW || before.standing.workers() == 0 {
-            self.since = (self.state.every(stride as usize), Vec::new());
+            self.stride = self.state.standing.workers().div_ceil(LOOKED_AT).max(1) as u32;
+            self.since = (self.state.every(self.stride as usize), Vec::new());
         }
     }
 

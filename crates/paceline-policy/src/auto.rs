@@ -289,11 +289,11 @@ impl Policy for Auto {
         self.study();
         let new = self.rate.opened(view);
         self.partial = view.partial;
-        if new {
+        let missing = self.settled.skip().max(1).saturating_sub(view.arrivals.len());
+        if new && missing > 0 {
             let typical = Time::span(self.rate.typical());
             let until = (!typical.is_zero()).then(|| view.opened + typical);
-            let missing = self.settled.skip().saturating_sub(view.arrivals.len());
-            return Decision::Wait { until, arrivals: missing.max(1) };
+            return Decision::Wait { until, arrivals: missing };
         }
         if view.arrivals.is_empty() || view.now <= view.opened {
             return Decision::WAIT;

@@ -44,7 +44,7 @@ pub trait Predictor: Send {
 
     /// The probability that `worker` takes longer than e to the `log_elapsed` seconds in the round
     /// last looked at. Not conditioned on how long it has been silent; the stopping rule does that.
-    fn survival(&self, worker: WorkerId, elapsed: f64) -> f64;
+    fn survival(&self, worker: WorkerId, log_elapsed: f64) -> f64;
 
     /// The same for several moments at once.
     fn survivals(&self, worker: WorkerId, log_elapsed: &[f64], into: &mut [f64]) {

@@ -1,10 +1,10 @@
 //! `paceline model eval`.
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::Args;
-use paceline_core::{RunTime, WorkerId};
+use paceline_core::{RunTime, Time, WorkerId};
 use paceline_model::{Model, TrackerOptions, hash};
 use paceline_policy::{Bdsgd, Empirical, Filter, LEVELS, PLACES, Predictor, Score, score};
 use paceline_trace::{Cell, Trace};
@@ -99,8 +99,8 @@ fn warn_if_fitted(model: &Model, trace: &Trace) {
 fn records(trace: &Trace) -> Vec<Vec<(WorkerId, RunTime)>> {
     let of = |cell: Cell| match cell {
         Cell::Absent => None,
-        Cell::Observed(x) => Some(RunTime::Observed(Duration::from_secs_f64(x))),
-        Cell::Censored(x) => Some(RunTime::Censored { at_least: Duration::from_secs_f64(x) }),
+        Cell::Observed(x) => Some(RunTime::Observed(Time::span(x))),
+        Cell::Censored(x) => Some(RunTime::Censored { at_least: Time::span(x) }),
     };
     let row = |round: usize| {
         let cells = trace.row(round).enumerate();
