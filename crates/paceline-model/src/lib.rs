@@ -3,7 +3,7 @@
 //!
 //! **Generative model.** In round t the latent state is the cluster's factor c and a factor d of each
 //! group of workers (a node, a switch), in units of the cluster's spread. A neural transition
-//! ([`nets`]) says where each goes next: a mixture of three logistics (it stays, it returns to a place
+//! (`nets.rs`) says where each goes next: a mixture of three logistics (it stays, it returns to a place
 //! of its own, it jumps), from where it is and a recurrent memory of where it was. A neural emission
 //! says, for every worker, a mixture of three logistics of its *log* run-time (a core, a shoulder, a
 //! stall) about its own level, c and d, from a recurrent memory of the worker: run-times are positive,
@@ -12,7 +12,7 @@
 //!
 //! **Inference.** An inference network gives the posterior of c, and given c that of every d, from the
 //! recurrent memories' expectation and a summary of the round: it is told the most likely shift of the round's residuals, the information behind it, and what was
-//! expected, and says how far to trust the one against the other ([`state`]). Weights are shared over
+//! expected, and says how far to trust the one against the other (`inference.rs`). Weights are shared over
 //! workers and groups, so workers may come and go and n may be anything.
 //!
 //! **Learning.** Gradient steps on the evidence lower bound, over windows of 16 rounds ([`Fit`]), with
