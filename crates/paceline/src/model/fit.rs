@@ -21,7 +21,7 @@ Every pass prints the evidence lower bound in nats a run-time, on what was fitte
 held out; the weights of the best held-out pass are written.";
 
 /// Fewer rounds than this teach nothing.
-const LEAST: usize = 20;
+const LEAST: usize = 10;
 
 #[derive(Debug, Args)]
 pub(super) struct FitArgs {
