@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Mutex};
 
 use common::Place;
 use paceline_core::{
@@ -11,6 +11,9 @@ use paceline_core::{
 use paceline_policy::PolicySpec;
 use paceline_sim::{Recorded, Replay};
 use paceline_trace::{Cell, Trace, Unit};
+
+/// Live runs one after the other: two at once would set each other's pace.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Cuts and closes as one can compare them.
 fn outcomes(events: &[Event]) -> Vec<String> {
@@ -83,6 +86,7 @@ fn redriven(events: &[Event], policy: &str, config: RoundConfig) -> Vec<Event> {
 
 #[test]
 fn a_live_run_re_driven_from_its_log_makes_the_same_cuts_with_the_same_members() {
+    let _alone = ALONE.lock().unwrap_or_else(|held| held.into_inner());
     let place = Place::new();
     for policy in ["auto", "filter", "bdsgd", "bdsgd:paper", "static:3", "deadline:0.06", "bandit"]
     {
@@ -138,6 +142,7 @@ fn accepted_simulated(policy: &str, rounds: usize, times: [f64; 4]) -> Vec<Vec<W
 /// Run-times so far apart that what is accepted does not hang on milliseconds.
 #[test]
 fn scripted_run_times_over_loopback_give_the_sets_that_the_simulator_gives() {
+    let _alone = ALONE.lock().unwrap_or_else(|held| held.into_inner());
     let place = Place::new();
     for policy in ["full", "static:2", "static:0.75", "deadline:0.125"] {
         let live = accepted_live(&place, policy, 10, "slow:1:2,slow:2:3,slow:3:6");
