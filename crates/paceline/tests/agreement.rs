@@ -117,7 +117,7 @@ fn accepted_live(
     let name = policy.replace([':', '.'], "-");
     place
         .run(&format!(
-            "train --model softmax --workers 4 --rounds {rounds} --nominal 50ms \
+            "train --model softmax --workers 4 --rounds {rounds} --nominal 150ms \
              --stragglers {stragglers} --policy {policy} --name {name}"
         ))
         .ok();
@@ -144,9 +144,9 @@ fn accepted_simulated(policy: &str, rounds: usize, times: [f64; 4]) -> Vec<Vec<W
 fn scripted_run_times_over_loopback_give_the_sets_that_the_simulator_gives() {
     let _alone = ALONE.lock().unwrap_or_else(|held| held.into_inner());
     let place = Place::new();
-    for policy in ["full", "static:2", "static:0.75", "deadline:0.125"] {
-        let live = accepted_live(&place, policy, 10, "slow:1:2,slow:2:3,slow:3:6");
-        let simulated = accepted_simulated(policy, 10, [0.05, 0.1, 0.15, 0.3]);
+    for policy in ["full", "static:2", "static:0.75", "deadline:0.375"] {
+        let live = accepted_live(&place, policy, 6, "slow:1:2,slow:2:3,slow:3:6");
+        let simulated = accepted_simulated(policy, 6, [0.15, 0.3, 0.45, 0.9]);
         assert_eq!(live, simulated, "{policy}");
     }
 }
