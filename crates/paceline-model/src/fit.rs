@@ -232,7 +232,7 @@ struct Run {
 
 /// A sum of bounds and the run-times behind it.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Score {
+struct Score {
     bound: f64,
     count: f64,
 }
@@ -243,7 +243,7 @@ impl Score {
         self.count += other.count;
     }
 
-    pub(crate) fn mean(&self) -> f64 {
+    fn mean(&self) -> f64 {
         self.bound / self.count.max(1.0)
     }
 }
@@ -251,9 +251,9 @@ impl Score {
 /// A window of rounds, taken in.
 #[derive(Debug, Default)]
 pub(crate) struct Windowed {
-    pub(crate) score: Score,
+    score: Score,
     /// What groups are found from, round by round.
-    pub(crate) residuals: Vec<Vec<(usize, f64)>>,
+    residuals: Vec<Vec<(usize, f64)>>,
 }
 
 /// Gradients by all weights; empty at first.

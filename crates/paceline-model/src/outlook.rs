@@ -281,7 +281,9 @@ impl Outlook {
                     })
                     .collect();
                 let one = |&worker: &u32| {
-                    let worker = self.workers.get(worker as usize).or(self.workers.first());
+                    // Whoever nobody has seen is like one of the others.
+                    let known = worker as usize % self.workers.len().max(1);
+                    let worker = self.workers.get(known);
                     let (part, level) = (rng.random(), rng.random());
                     worker.map_or(0.0, |worker| worker.draw(&cases[worker.group], part, level))
                 };

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Workers, a cluster of that size, and the most that a decision may take.
-const BUDGETS: [(u32, &str, f64); 3] = [
+pub(crate) const BUDGETS: [(u32, &str, f64); 3] = [
     (158, "nodes158-stalls", 200.0),
     (2175, "xc40:rounds=150", 2_000.0),
     (10_000, "nodes158-stalls:n=10000,nodes=64,rounds=60", 10_000.0),

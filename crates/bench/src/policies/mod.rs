@@ -6,6 +6,7 @@ mod traces;
 
 use anyhow::Result;
 
+pub(crate) use cost::BUDGETS;
 pub(crate) use traces::files as trace_files;
 
 use crate::{paceline::Paceline, report::Report};
