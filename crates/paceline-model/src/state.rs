@@ -259,12 +259,7 @@ impl State {
         // What was predicted for the round need not be computed again, unless it is to be learned.
         let known = mode.predicted.filter(|known| known.covers(&seen.workers));
         let emission = known.is_none().then(|| self.emission(tape, nets, carry.memory, rows));
-        let group_of: Vec<u32> = seen
-            .workers
-            .iter()
-            .map(|&w| self.grouping.of(w as usize).map_or(NONE, |group| group as u32))
-            .collect();
-
+        let group_of = self.group_of(&seen.workers);
         let unit = self.standing.unit;
         let mut round = RoundOf { seen, unit, tape, locations: Vec::new(), scales: Vec::new() };
         match (known, &emission) {
@@ -322,12 +317,11 @@ impl State {
         });
 
         // Levels follow what is most likely, not a draw of it.
+        let cluster_moved = cluster.mean[0] * unit;
+        let of_group = |group: u32| groups.as_ref().map_or(0.0, |g| unit * g.mean[group as usize]);
         let moved: Vec<f32> = group_of
             .iter()
-            .map(|&group| {
-                let of_group = groups.as_ref().filter(|_| group != NONE);
-                unit * (cluster.mean[0] + of_group.map_or(0.0, |g| g.mean[group as usize]))
-            })
+            .map(|&group| cluster_moved + if group == NONE { 0.0 } else { of_group(group) })
             .collect();
         let locations = round.locations;
         self.cluster.learn(&cluster.mean, tape.value(cluster.prior));
@@ -339,21 +333,19 @@ impl State {
         let residuals = self.learn(seen, &locations, &moved);
         let signs = self.signs(seen, &residuals);
         let signs = tape.leaf(n, crate::weights::SIGNS, &signs);
-        carry.memory = match rows {
-            None => nets.worker.step(tape, signs, carry.memory),
-            Some(rows) => {
-                let memory = tape.gather(carry.memory, rows);
-                let next = nets.worker.step(tape, signs, memory);
-                tape.replace(carry.memory, next, rows)
-            }
-        };
-        let cluster_moved = cluster.mean[0] * unit;
+        carry.memory = remember_workers(tape, nets, carry.memory, signs, rows);
         let without_group = residuals.iter().zip(&moved).map(|(&(worker, residual), &moved)| {
             let group = (moved - cluster_moved) / self.standing.spread[worker];
             (worker, f64::from(residual.from_level + group))
         });
         let residuals = without_group.collect();
         Stepped { loss, moved, residuals }
+    }
+
+    /// The group of each of these workers.
+    fn group_of(&self, workers: &[u32]) -> Vec<u32> {
+        let of = |worker: usize| self.grouping.of(worker).map_or(NONE, |group| group as u32);
+        workers.iter().map(|&worker| of(worker as usize)).collect()
     }
 
     /// Levels and spreads follow.
@@ -403,6 +395,20 @@ fn remember(tape: &mut Tape, common: &Common, before: Moving, now: &Posterior) -
     let counts = tape.leaf(now.counts.len(), 2, &counts);
     let signs = tape.concat(&[at, surprise, counts]);
     Moving { memory: common.recurrent.step(tape, signs, before.memory), at: now.at }
+}
+
+/// The recurrent states of workers, after a round in which these took part (all, if not said).
+fn remember_workers(
+    tape: &mut Tape,
+    nets: &Nets,
+    memory: Var,
+    signs: Var,
+    rows: Option<&[u32]>,
+) -> Var {
+    let Some(rows) = rows else { return nets.worker.step(tape, signs, memory) };
+    let before = tape.gather(memory, rows);
+    let next = nets.worker.step(tape, signs, before);
+    tape.replace(memory, next, rows)
 }
 
 /// The chance of less than `at` under a mixture.

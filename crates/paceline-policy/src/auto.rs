@@ -25,12 +25,11 @@
 
 use std::sync::Arc;
 
-use paceline_core::{
-    Decision, KeptRecord, Policy, RoundRecord, RoundView, RunTime, Time, Version, WorkerId,
-};
+use paceline_core::{Decision, Policy, RoundRecord, RoundView, RunTime, Time, Version, WorkerId};
 use paceline_model::{Model, TrackerOptions};
 
 use crate::{
+    backlog::{Backlog, Lesson},
     learned::{best_wait, follow, not_worth_waiting},
     objective::Samples,
     predict::{Bdsgd, Empirical, Filter, Predictor},
@@ -86,8 +85,7 @@ pub struct Auto {
     /// Micro-batches that count one by one.
     partial: u32,
     settled: Settled,
-    /// What there is to learn from, when there is time.
-    closed: Option<KeptRecord>,
+    backlog: Backlog,
 }
 
 /// What an expert earned beyond the leader, discounted.
@@ -153,7 +151,7 @@ impl Auto {
             probe: Probe::default(),
             partial: 1,
             settled: Settled::default(),
-            closed: None,
+            backlog: Backlog::default(),
         }
     }
 
@@ -229,6 +227,25 @@ impl Auto {
             }
         }
     }
+
+    fn models(&mut self) -> impl Iterator<Item = &mut Box<dyn Predictor>> {
+        self.experts.iter_mut().filter_map(|expert| match expert {
+            Expert::Model(predictor) => Some(predictor),
+            _ => None,
+        })
+    }
+
+    fn learn(&mut self, record: &RoundRecord<'_>) {
+        let earnings = self.earnings(record);
+        self.score(&earnings);
+        self.led_to = None;
+        self.rate.closed(record, record.weight);
+        self.probe.closed(record, self.rate.overhead());
+        let arrived = record.run_times.iter().filter(|(_, time)| !time.is_censored()).count();
+        self.settled.closed(arrived as f64);
+        let run_times = &with_pace(record, self.partial);
+        self.models().for_each(|model| model.learn(&RoundRecord { run_times, ..*record }));
+    }
 }
 
 /// Rounds between scores of the models that do not lead: among many workers that is what costs
@@ -283,11 +300,11 @@ impl Policy for Auto {
     }
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
-        if view.is_opening() && self.closed.is_some() {
+        if view.is_opening() && self.backlog.has_round() {
             return Decision::WAIT;
         }
         self.study();
-        let new = self.rate.opened(view);
+        let new = self.rate.opened(view.round, view.opened);
         self.partial = view.partial;
         let missing = self.settled.skip().max(1).saturating_sub(view.arrivals.len());
         if new && missing > 0 {
@@ -334,34 +351,22 @@ impl Policy for Auto {
 
     fn closed(&mut self, record: &RoundRecord<'_>) {
         self.study();
-        self.closed = Some(record.keep());
+        self.backlog.closed(record);
     }
 
     fn study(&mut self) {
-        let Some(kept) = self.closed.take() else { return };
-        let record = &kept.record();
-        let earnings = self.earnings(record);
-        self.score(&earnings);
-        self.led_to = None;
-        self.rate.closed(record, record.weight);
-        self.probe.closed(record, self.rate.overhead());
-        let arrived = record.run_times.iter().filter(|(_, time)| !time.is_censored()).count();
-        self.settled.closed(arrived as f64);
-        let run_times = &with_pace(record, self.partial);
-        for expert in &mut self.experts {
-            if let Expert::Model(predictor) = expert {
-                predictor.learn(&RoundRecord { run_times, ..*record });
+        for lesson in self.backlog.take() {
+            match lesson {
+                Lesson::Closed(kept) => self.learn(&kept.record()),
+                Lesson::Late { worker, base, run_time } => {
+                    self.models().for_each(|model| model.late(worker, base, run_time));
+                }
             }
         }
     }
 
     fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
-        self.study();
-        for expert in &mut self.experts {
-            if let Expert::Model(predictor) = expert {
-                predictor.late(worker, base, run_time);
-            }
-        }
+        self.backlog.late(worker, base, run_time);
     }
 }
 

@@ -61,7 +61,7 @@ impl Policy for Bandit {
     }
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
-        if self.rate.opened(view) {
+        if self.rate.opened(view.round, view.opened) {
             self.wanted = self.choose(view.participants());
         }
         let decision = view.wait_for(self.wanted);

@@ -75,7 +75,7 @@ impl Policy for DropCompute {
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
         self.partial = view.partial;
-        self.rate.opened(view);
+        self.rate.opened(view.round, view.opened);
         match self.deadline {
             Some(deadline) => at_deadline(deadline, view),
             None => Decision::Wait { until: None, arrivals: view.outstanding_count() },

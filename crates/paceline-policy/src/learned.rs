@@ -1,11 +1,11 @@
 //! A predictor with a stopping rule: most policies are one of these.
 
 use paceline_core::{
-    CutReason, Decision, KeptRecord, Policy, RoundRecord, RoundView, RunTime, Time, Version,
-    WorkerId,
+    CutReason, Decision, Policy, RoundRecord, RoundView, RunTime, Time, Version, WorkerId,
 };
 
 use crate::{
+    backlog::{Backlog, Lesson},
     objective::{Objective, Samples},
     predict::Predictor,
     probe::Probe,
@@ -28,8 +28,7 @@ pub struct Learned {
     probe: Probe,
     /// Micro-batches that count one by one.
     partial: u32,
-    /// What there is to learn from, when there is time.
-    closed: Option<KeptRecord>,
+    backlog: Backlog,
     /// The count to wait for, and of whom.
     committed: (Vec<WorkerId>, usize),
 }
@@ -39,9 +38,9 @@ impl Learned {
     pub fn new(predictor: Box<dyn Predictor>, rule: Rule, name: impl Into<String>) -> Learned {
         let (rate, probe) = (Rate::default(), Probe::default());
         let (objective, name) = (Box::new(Samples), name.into());
-        let (closed, committed) = (None, (Vec::new(), 0));
+        let (backlog, committed) = (Backlog::default(), (Vec::new(), 0));
         let partial = 1;
-        Learned { predictor, objective, rule, name, rate, probe, partial, closed, committed }
+        Learned { predictor, objective, rule, name, rate, probe, partial, backlog, committed }
     }
 
     fn commit(&mut self, view: &RoundView<'_>, new: bool) -> Decision {
@@ -86,6 +85,17 @@ impl Learned {
             None => not_worth_waiting(view),
         }
     }
+
+    fn learn(&mut self, record: &RoundRecord<'_>) {
+        self.rate.closed(record, self.objective.gain(record.weight));
+        self.probe.closed(record, self.rate.overhead());
+        let run_times = &with_pace(record, self.partial);
+        self.predictor.learn(&RoundRecord { run_times, ..*record });
+        if self.rule == Rule::Commit {
+            // Most likely the same workers take part in the next round.
+            self.commit_to(record.run_times.iter().map(|(worker, _)| *worker).collect());
+        }
+    }
 }
 
 /// Looks at a scene and finds the best further wait. A cut must be right under doubt, too.
@@ -123,11 +133,11 @@ impl Policy for Learned {
     }
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
-        if view.is_opening() && self.closed.is_some() {
+        if view.is_opening() && self.backlog.has_round() {
             return Decision::WAIT;
         }
         self.study();
-        let new = self.rate.opened(view);
+        let new = self.rate.opened(view.round, view.opened);
         self.partial = view.partial;
         match self.rule {
             Rule::Commit => self.commit(view, new),
@@ -137,24 +147,21 @@ impl Policy for Learned {
 
     fn closed(&mut self, record: &RoundRecord<'_>) {
         self.study();
-        self.closed = Some(record.keep());
+        self.backlog.closed(record);
     }
 
     fn study(&mut self) {
-        let Some(kept) = self.closed.take() else { return };
-        let record = kept.record();
-        self.rate.closed(&record, self.objective.gain(record.weight));
-        self.probe.closed(&record, self.rate.overhead());
-        let run_times = &with_pace(&record, self.partial);
-        self.predictor.learn(&RoundRecord { run_times, ..record });
-        if self.rule == Rule::Commit {
-            // Most likely the same workers take part in the next round.
-            self.commit_to(record.run_times.iter().map(|(worker, _)| *worker).collect());
+        for lesson in self.backlog.take() {
+            match lesson {
+                Lesson::Closed(kept) => self.learn(&kept.record()),
+                Lesson::Late { worker, base, run_time } => {
+                    self.predictor.late(worker, base, run_time);
+                }
+            }
         }
     }
 
     fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
-        self.study();
-        self.predictor.late(worker, base, run_time);
+        self.backlog.late(worker, base, run_time);
     }
 }

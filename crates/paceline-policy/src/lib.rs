@@ -2,6 +2,7 @@
 //! socket (`clippy.toml` denies it).
 
 mod auto;
+mod backlog;
 mod bandit;
 mod deadline;
 mod full;

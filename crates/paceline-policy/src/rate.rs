@@ -1,6 +1,6 @@
 //! λ: how much the run gains per second, locally.
 
-use paceline_core::{Round, RoundRecord, RoundView, Time};
+use paceline_core::{Round, RoundRecord, Time};
 
 /// Rounds that the rate remembers.
 const MEMORY: f64 = 60.0;
@@ -21,19 +21,21 @@ pub(crate) struct Rate {
 impl Rate {
     /// A round is open: what passed between its opening and the last close is overhead. Says
     /// whether the round is new.
-    pub(crate) fn opened(&mut self, view: &RoundView<'_>) -> bool {
-        if self.seen == Some(view.round) {
+    pub(crate) fn opened(&mut self, round: Round, opened: Time) -> bool {
+        if self.seen == Some(round) {
             return false;
         }
-        self.seen = Some(view.round);
+        self.seen = Some(round);
         if let Some(closed) = self.closed {
-            self.between += view.opened.since(closed).as_secs_f64();
+            self.between += opened.since(closed).as_secs_f64();
         }
         true
     }
 
     /// A round closed with this gain.
     pub(crate) fn closed(&mut self, record: &RoundRecord<'_>, gain: f64) {
+        // Nobody is asked about a round in which all arrive at once.
+        self.opened(record.round, record.opened);
         let keep = 1.0 - 1.0 / MEMORY;
         self.gain = keep * self.gain + gain;
         self.open = keep * self.open + record.closed.since(record.opened).as_secs_f64();

@@ -14,8 +14,7 @@ use crate::{
 };
 
 /// What is fitted at one seed and foreseen at another.
-const CLUSTERS: [&str; 3] =
-    ["nodes158:rounds=1500", "nodes158-stalls:rounds=1500", "xc40:rounds=300"];
+const CLUSTERS: [&str; 3] = ["nodes158:rounds=1500", "nodes158-stalls:rounds=1500", "xc40"];
 
 /// One line of `model eval --json`.
 #[derive(Debug, Deserialize)]

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
 use paceline_core::{RunTime, Time, WorkerId};
 use paceline_model::{Model, TrackerOptions, hash};
@@ -63,6 +63,13 @@ pub(super) fn run(args: &EvalArgs) -> Result<ExitCode> {
         let trace = args.traces.load(&source)?;
         warn_if_fitted(&model, &trace);
         let rounds = records(&trace);
+        ensure!(
+            rounds.len() > args.warm_up,
+            "{source}: {} rounds, of which {} only warm up: nothing is left to score; take more \
+             rounds or a smaller --warm-up",
+            rounds.len(),
+            args.warm_up
+        );
         if !args.json {
             println!(
                 "{}: {} workers, {} rounds",
