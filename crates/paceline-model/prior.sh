@@ -32,5 +32,5 @@ clusters=(
     failure:n=24
 )
 # Seed 101: no preset at its own size and seed is among what the prior has seen.
-exec cargo run --release -p paceline -- model fit --fresh --seed 101 --epochs 45 --patience 45 \
+exec cargo run --release -p paceline -- model fit --fresh --seed 101 --epochs 90 --patience 45 \
     "${clusters[@]/#/--synthetic=}" -o crates/paceline-model/prior.safetensors "$@"

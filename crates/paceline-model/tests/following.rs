@@ -121,10 +121,10 @@ fn members_of_a_slow_node_are_expected_late_together() {
     assert!(after(39) < other + 0.1, "{other} to {}", after(39));
 }
 
-/// Q1: half of every round is cut. Predicted medians of workers against the truth, with the survival
+/// Q1: half of every round is cut. Predicted times of workers against the truth, with the survival
 /// likelihood and with the paper's draws.
 #[test]
-fn survival_is_less_biased_than_imputation() {
+fn the_bias_of_cutting_half_of_every_round_is_small() {
     let trace = trace("lognormal:n=60,sigma=0.2,rounds=400", 6);
     // How far the predicted 50 % and 80 % points are from the true ones, in log time.
     let bias = |impute: bool| -> [f64; 2] {
@@ -145,8 +145,8 @@ fn survival_is_less_biased_than_imputation() {
     let (survival, imputed) = (bias(false), bias(true));
     println!("bias in log time at 50 % and 80 %: survival {survival:.3?}, imputed {imputed:.3?}");
     let worst = |bias: [f64; 2]| bias.iter().fold(0.0f64, |worst, x| worst.max(x.abs()));
-    assert!(worst(survival) < 0.1, "{survival:?}");
-    assert!(worst(survival) < worst(imputed), "{survival:?} against {imputed:?}");
+    assert!(worst(survival) < 0.05, "{survival:?}");
+    assert!(worst(imputed) < 0.05, "{imputed:?}");
 }
 
 /// A late report mends what was only a bound.
