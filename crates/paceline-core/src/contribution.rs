@@ -17,6 +17,8 @@ pub struct Contribution {
     pub weight: f64,
     /// Sum of the loss over those samples.
     pub loss: f64,
+    /// Squared norm of the gradient sum, where the run asks for it.
+    pub square: Option<f64>,
     /// The blocks it is complete on.
     pub blocks: Blocks,
 }

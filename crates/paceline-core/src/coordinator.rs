@@ -6,9 +6,9 @@
 use std::collections::VecDeque;
 
 use crate::{
-    Contribution, Event, EventKind, LeaveReason, Ledger, LedgerError, MachineError, Phase, Policy,
-    Round, RoundConfig, RoundMachine, ShardId, StopReason, Straggler, Time, Version, Work,
-    WorkerId, assembly::Assembly,
+    Contribution, Event, EventKind, LeaveReason, Ledger, LedgerError, MachineError, NoiseScale,
+    Phase, Policy, Round, RoundConfig, RoundMachine, ShardId, StopReason, Straggler, Time, Version,
+    Work, WorkerId, assembly::Assembly,
 };
 
 /// Decides who computes what, what counts, and when a round ends.
@@ -21,6 +21,7 @@ pub struct Coordinator {
     straggler: Straggler,
     /// The last round's update is applied on every shard.
     published: bool,
+    noise: NoiseScale,
     events: VecDeque<Event>,
 }
 
@@ -41,6 +42,7 @@ impl Coordinator {
             assembly: Assembly::new(shards),
             batch,
             published: true,
+            noise: NoiseScale::default(),
             events: VecDeque::new(),
         }
     }
@@ -83,8 +85,9 @@ impl Coordinator {
     }
 
     /// A worker has finished some of its micro-batches.
-    pub fn handle_progress(&mut self, worker: WorkerId, base: Version, done: u32) {
-        self.machine.handle_progress(worker, base, done);
+    pub fn handle_progress(&mut self, worker: WorkerId, base: Version, done: u32, now: Time) {
+        self.machine.handle_progress(worker, base, done, now);
+        self.pump();
     }
 
     /// A straggler stopped, having pushed nothing or half. An error is the worker's.
@@ -147,9 +150,19 @@ impl Coordinator {
         Ok(())
     }
 
-    /// The last round's update is applied on every shard: the next may open.
-    pub fn handle_published(&mut self) {
+    /// The last round's update is applied on every shard: the next may open. `square` is the squared
+    /// norm of the sum of its gradients.
+    pub fn handle_published(&mut self, square: f64) {
         self.published = true;
+        self.noise.observe(&self.machine.squares(), square);
+        if let Some(scale) = self.noise.scale() {
+            self.machine.hear_noise(scale);
+        }
+    }
+
+    /// The gradient noise scale, in samples, if workers report norms and enough is known.
+    pub fn noise_scale(&self) -> Option<f64> {
+        self.noise.scale()
     }
 
     /// Nothing is urgent: the policy may think ([`RoundMachine::study`]).
@@ -162,7 +175,8 @@ impl Coordinator {
         if self.published && self.machine.can_open(now) {
             let work: Vec<Work> =
                 self.machine.idle().into_iter().filter_map(|worker| self.take(worker)).collect();
-            if !work.is_empty() {
+            // What came since the last close may be all that is left of an epoch.
+            if !work.is_empty() || self.machine.has_pending() {
                 self.machine.open(work, now);
             }
         }
@@ -203,9 +217,10 @@ impl Coordinator {
                     self.ledger.give_back(*worker, *base)?;
                 }
             }
-            // Where a close has not given them to others already.
+            // Where a close has not given them to others already, or will.
             EventKind::Aborted { worker, base, .. }
-                if self.ledger.held_by(*worker).any(|(held, _)| held == *base) =>
+                if !self.machine.is_working(*worker)
+                    && self.ledger.held_by(*worker).any(|held| held == *base) =>
             {
                 self.ledger.give_back(*worker, *base)?;
             }
@@ -225,12 +240,10 @@ impl Coordinator {
             .machine
             .live()
             .filter(|&worker| !self.machine.is_working(worker))
-            .flat_map(|worker| self.ledger.held_by(worker).map(move |(base, _)| (worker, base)))
+            .flat_map(|worker| self.ledger.held_by(worker).map(move |base| (worker, base)))
             .filter(|&(_, held)| held <= base)
             .collect();
-        taken
-            .into_iter()
-            .try_for_each(|(worker, base)| self.ledger.give_back(worker, base).map(drop))
+        taken.into_iter().try_for_each(|(worker, base)| self.ledger.give_back(worker, base))
     }
 
     /// Why the run is over, if it is: the epochs are done or the quorum is lost.

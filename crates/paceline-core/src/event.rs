@@ -86,6 +86,9 @@ pub enum EventKind {
         worker: WorkerId,
         /// Samples behind it.
         weight: f64,
+        /// What of that counts: 1, or less for a late one that was folded in.
+        #[serde(skip_serializing_if = "is_one", default = "one")]
+        share: f64,
         /// Sum of the loss over them.
         loss: f64,
         /// How long it took.
@@ -101,6 +104,15 @@ pub enum EventKind {
         weight: f64,
         /// How long it took.
         run_time: RunTime,
+    },
+    /// A worker has finished a micro-batch, where they count one by one.
+    Progress {
+        /// Who.
+        worker: WorkerId,
+        /// The version it works from.
+        base: Version,
+        /// Micro-batches it has finished.
+        done: u32,
     },
     /// A straggler stopped, having finished this many micro-batches.
     Aborted {
@@ -148,6 +160,9 @@ pub enum EventKind {
         learning_rate: f32,
         /// Norm of the mean gradient before clipping.
         gradient_norm: f64,
+        /// The gradient noise scale as estimated by now, in samples.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        noise_scale: Option<f64>,
         /// Mean loss of the samples used.
         loss: f64,
         /// Samples used.
@@ -188,6 +203,14 @@ pub enum EventKind {
         /// What the ledger says.
         ledger: LedgerReport,
     },
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn is_one(share: &f64) -> bool {
+    *share == 1.0
 }
 
 /// Why a worker left.

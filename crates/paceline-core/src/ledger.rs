@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, fmt, ops::Range};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{Version, WorkerId};
+use crate::{Portion, Version, WorkerId};
 
 /// Positions `start..end` in the order of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -38,12 +38,12 @@ impl fmt::Display for SampleRange {
 }
 
 /// Samples handed to a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
     /// Whose.
     pub worker: WorkerId,
     /// Which samples.
-    pub range: SampleRange,
+    pub portion: Portion,
     /// They were given back so often that their round must wait for them.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub waited_for: bool,
@@ -58,6 +58,9 @@ pub struct SampleCounts {
     pub dropped: u64,
     /// Given back and handed out again.
     pub requeued: u64,
+    /// Of those used: what stragglers had finished when they were cut.
+    #[serde(default)]
+    pub salvaged: u64,
 }
 
 /// The books at one moment.
@@ -122,12 +125,20 @@ pub struct Ledger {
     counts: SampleCounts,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Held {
-    range: SampleRange,
-    times_returned: u32,
+    parts: Vec<Part>,
     /// It is in the open round's sum: its holder's death no longer matters.
     accepted: bool,
+    /// Only the finished part of it is.
+    salvaged: bool,
+}
+
+/// A range, and how often it was given back.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    range: SampleRange,
+    times: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -145,6 +156,9 @@ pub struct LedgerState {
     used: Vec<SampleRange>,
     counts: SampleCounts,
 }
+
+/// The most ranges in a portion: many small ones are rather handed to several.
+const MOST_PARTS: usize = 8;
 
 impl Ledger {
     /// A range given back this often is waited for.
@@ -225,22 +239,38 @@ impl Ledger {
         if self.held.contains_key(&(worker, base)) {
             return Err(LedgerError::AlreadyHeld { worker, base });
         }
-        let Some(held) = (want > 0).then(|| self.next_range(worker, want)).flatten() else {
-            return Ok(None);
-        };
-        self.held.insert((worker, base), held);
-        if held.times_returned > 0 {
-            self.counts.requeued += u64::from(held.range.len());
+        let parts = self.next_parts(worker, want);
+        let Some(first) = parts.first() else { return Ok(None) };
+        let mut portion = Portion::new(first.range);
+        for part in &parts[1..] {
+            portion.push(part.range);
         }
-        let waited_for = held.times_returned >= self.patience;
-        Ok(Some(Work { worker, range: held.range, waited_for }))
+        let again = parts.iter().filter(|part| part.times > 0);
+        self.counts.requeued += again.map(|part| u64::from(part.range.len())).sum::<u64>();
+        let waited_for = parts.iter().any(|part| part.times >= self.patience);
+        self.held.insert((worker, base), Held { parts, accepted: false, salvaged: false });
+        Ok(Some(Work { worker, portion, waited_for }))
     }
 
-    fn next_range(&mut self, worker: WorkerId, want: u32) -> Option<Held> {
+    /// Ranges of one epoch that come to `want` samples, or to all there are.
+    fn next_parts(&mut self, worker: WorkerId, mut want: u32) -> Vec<Part> {
+        let mut parts: Vec<Part> = Vec::new();
+        while want > 0 && parts.len() < MOST_PARTS {
+            let epoch = parts.first().map(|part| part.range.epoch);
+            let Some(part) = self.next_part(worker, want, epoch) else { break };
+            want -= part.range.len();
+            parts.push(part);
+        }
+        parts
+    }
+
+    fn next_part(&mut self, worker: WorkerId, want: u32, epoch: Option<u32>) -> Option<Part> {
+        let of_epoch = |of: u32| epoch.is_none_or(|epoch| epoch == of);
         let fresh_left = self.fresh.start < self.fresh.end
-            && self.limit.is_none_or(|limit| self.fresh.epoch < limit);
-        let others = self.returned.iter().find(|(_, r)| r.by != worker);
-        let own = || self.returned.iter().next().filter(|_| !fresh_left);
+            && self.limit.is_none_or(|limit| self.fresh.epoch < limit)
+            && of_epoch(self.fresh.epoch);
+        let others = self.returned.iter().find(|(key, r)| r.by != worker && of_epoch(key.0));
+        let own = || self.returned.iter().find(|(key, _)| !fresh_left && of_epoch(key.0));
         if let Some((&key, &back)) = others.or_else(own) {
             return Some(self.take_returned(key, back, want));
         }
@@ -254,17 +284,16 @@ impl Ledger {
         if end == self.samples {
             self.fresh = SampleRange { epoch: range.epoch + 1, start: 0, end: self.samples };
         }
-        Some(Held { range, times_returned: 0, accepted: false })
+        Some(Part { range, times: 0 })
     }
 
-    fn take_returned(&mut self, (epoch, start): (u32, u32), back: Returned, want: u32) -> Held {
+    fn take_returned(&mut self, (epoch, start): (u32, u32), back: Returned, want: u32) -> Part {
         self.returned.remove(&(epoch, start));
         let end = start.saturating_add(want).min(back.end);
         if end < back.end {
             self.returned.insert((epoch, end), back);
         }
-        let range = SampleRange { epoch, start, end };
-        Held { range, times_returned: back.times, accepted: false }
+        Part { range: SampleRange { epoch, start, end }, times: back.times }
     }
 
     /// What `worker` computed from `base` is in the open round's sum. It is used once the round
@@ -280,14 +309,25 @@ impl Ledger {
         let held =
             self.held.get_mut(&(worker, base)).ok_or(LedgerError::NotHeld { worker, base })?;
         held.accepted = true;
-        let whole = held.range;
-        held.range.end = whole.end.min(whole.start.saturating_add(samples.max(1)));
-        if held.range.end < whole.end {
-            let times = held.times_returned + 1;
-            let rest = (whole.epoch, held.range.end);
-            self.returned.insert(rest, Returned { end: whole.end, times, by: worker });
+        let mut left = samples.max(1);
+        let mut rest = Vec::new();
+        for part in &mut held.parts {
+            let Part { range, times } = *part;
+            part.range.end = range.end.min(range.start.saturating_add(left));
+            left -= part.range.len();
+            if part.range.end < range.end {
+                rest.push(Part { range: SampleRange { start: part.range.end, ..range }, times });
+            }
         }
+        held.parts.retain(|part| part.range.len() > 0);
+        held.salvaged = !rest.is_empty();
+        rest.into_iter().for_each(|part| self.put_back(part, worker));
         Ok(())
+    }
+
+    fn put_back(&mut self, part: Part, by: WorkerId) {
+        let Part { range: SampleRange { epoch, start, end }, times } = part;
+        self.returned.insert((epoch, start), Returned { end, times: times + 1, by });
     }
 
     /// The open round is closed: everything accepted is used.
@@ -295,25 +335,23 @@ impl Ledger {
         let accepted: Vec<(WorkerId, Version)> =
             self.held.iter().filter(|(_, held)| held.accepted).map(|(&key, _)| key).collect();
         for (worker, base) in accepted {
-            let range = self.release(worker, base)?.range;
-            if !self.mark(range) {
-                return Err(LedgerError::Damaged(range));
+            let Held { parts, salvaged, .. } = self.release(worker, base)?;
+            for Part { range, .. } in parts {
+                if !self.mark(range) {
+                    return Err(LedgerError::Damaged(range));
+                }
+                self.counts.used += u64::from(range.len());
+                self.counts.salvaged += if salvaged { u64::from(range.len()) } else { 0 };
             }
-            self.counts.used += u64::from(range.len());
         }
         Ok(())
     }
 
     /// The samples that `worker` held for `base` will not be used; others get them.
-    pub fn give_back(
-        &mut self,
-        worker: WorkerId,
-        base: Version,
-    ) -> Result<SampleRange, LedgerError> {
-        let Held { range, times_returned, .. } = self.release(worker, base)?;
-        let back = Returned { end: range.end, times: times_returned + 1, by: worker };
-        self.returned.insert((range.epoch, range.start), back);
-        Ok(range)
+    pub fn give_back(&mut self, worker: WorkerId, base: Version) -> Result<(), LedgerError> {
+        let Held { parts, .. } = self.release(worker, base)?;
+        parts.into_iter().for_each(|part| self.put_back(part, worker));
+        Ok(())
     }
 
     /// So many samples were computed in full and then not used.
@@ -323,18 +361,18 @@ impl Ledger {
 
     /// `worker` is dead: everything it held goes back, except what is in the open round's sum.
     pub fn forget(&mut self, worker: WorkerId) {
-        let bases: Vec<Version> = self.held_by(worker).map(|(base, _)| base).collect();
+        let bases: Vec<Version> = self.held_by(worker).collect();
         for base in bases {
             self.give_back(worker, base).expect("the key was just read");
         }
     }
 
-    /// What `worker` holds and is not accepted, by version.
-    pub fn held_by(&self, worker: WorkerId) -> impl Iterator<Item = (Version, SampleRange)> {
+    /// The versions for which `worker` holds samples that are not accepted.
+    pub fn held_by(&self, worker: WorkerId) -> impl Iterator<Item = Version> {
         self.held
             .range((worker, Version(0))..=(worker, Version(u64::MAX)))
             .filter(|(_, held)| !held.accepted)
-            .map(|(&(_, base), held)| (base, held.range))
+            .map(|(&(_, base), _)| base)
     }
 
     fn release(&mut self, worker: WorkerId, base: Version) -> Result<Held, LedgerError> {
@@ -411,7 +449,8 @@ impl Ledger {
     /// Held, returned and fresh ranges of begun epochs must tile exactly what is not used.
     fn balances(&self, unused: &[SampleRange]) -> bool {
         let mut pending: Vec<(u32, Range<u32>)> = Vec::new();
-        pending.extend(self.held.values().map(|h| (h.range.epoch, h.range.start..h.range.end)));
+        let held = self.held.values().flat_map(|held| &held.parts).map(|part| part.range);
+        pending.extend(held.map(|range| (range.epoch, range.start..range.end)));
         pending.extend(self.returned.iter().map(|(&(e, start), r)| (e, start..r.end)));
         if self.fresh.start > 0 {
             pending.push((self.fresh.epoch, self.fresh.start..self.fresh.end));

@@ -30,14 +30,11 @@ pub trait Policy: Send {
         0
     }
 
-    /// Asked once, at the cut: how long what stragglers have finished is worth waiting for. They
-    /// are admitted inside this grace, and the round closes at its end, or when all have answered.
-    /// Without salvage there is nothing to wait for.
-    fn grace(&mut self, view: &RoundView<'_>) -> Duration {
-        match view.partial > 1 {
-            true => view.now.since(view.opened).mul_f64(0.1),
-            false => Duration::ZERO,
-        }
+    /// Asked once, at the cut: how long what stragglers have finished is waited for. They are
+    /// admitted inside this grace, and the round closes at its end, or when all have answered.
+    /// `pays` is the wait that is expected to pay; zero without salvage.
+    fn grace(&mut self, _view: &RoundView<'_>, pays: Duration) -> Duration {
+        pays
     }
 
     /// Whether it may close some blocks before others. Shards then fold a block only when it
@@ -54,6 +51,9 @@ pub trait Policy: Send {
     /// expensive. Whether and when it is called must change no answer: a policy that was not called
     /// does the same when it is next asked.
     fn study(&mut self) {}
+
+    /// The gradient noise scale, in samples, as estimated after an update.
+    fn noise(&mut self, _scale: f64) {}
 
     /// A run-time that was censored when its round closed became known (or known better).
     fn late(&mut self, _worker: WorkerId, _base: Version, _run_time: RunTime) {}

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    Arrival, BlockClose, Blocks, Round, RoundConfig, RoundView, RunTime, Straggler, Time, Version,
-    WorkerId,
+    Arrival, BlockClose, Blocks, Contribution, Round, RoundConfig, RoundView, RunTime, Straggler,
+    Time, Version, WorkerId,
 };
 
 /// Work that a worker was given.
@@ -30,6 +30,8 @@ pub(crate) struct Roster {
     pub(crate) round: Round,
     pub(crate) opened: Time,
     pub(crate) arrivals: Vec<Arrival>,
+    /// Late ones of older rounds that ride along, with their shares. Policies do not see them.
+    pub(crate) folded: Vec<(Contribution, f64)>,
     pub(crate) working: BTreeMap<WorkerId, Assignment>,
     /// Blocks that closed before the rest, with how many had arrived.
     pub(crate) frozen: Vec<(BTreeSet<u32>, usize)>,
@@ -49,6 +51,7 @@ impl Roster {
             round,
             opened: Time::ZERO,
             arrivals: Vec::new(),
+            folded: Vec::new(),
             working: BTreeMap::new(),
             frozen: Vec::new(),
             quorum: config.quorum,
@@ -83,6 +86,23 @@ impl Roster {
         Version(self.round.base().0.saturating_sub(self.lag))
     }
 
+    /// Samples behind all that is accepted, late ones by their share.
+    pub(crate) fn weight(&self) -> f64 {
+        let fresh = self.arrivals.iter().map(|arrival| arrival.contribution.weight);
+        fresh.chain(self.folded.iter().map(|(late, share)| share * late.weight)).sum()
+    }
+
+    /// Whether somebody's work is in the open round.
+    pub(crate) fn holds(&self, worker: WorkerId) -> bool {
+        let fresh = self.arrivals.iter().map(|arrival| &arrival.contribution);
+        fresh.chain(self.folded.iter().map(|(late, _)| late)).any(|c| c.worker == worker)
+    }
+
+    /// Nothing is accepted yet.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.arrivals.is_empty() && self.folded.is_empty()
+    }
+
     pub(crate) fn outstanding(&self) -> impl Iterator<Item = (WorkerId, &Assignment)> {
         let oldest = self.oldest_admissible();
         let may_come = move |work: &Assignment| work.base >= oldest && !work.stopped;
@@ -91,11 +111,12 @@ impl Roster {
 
     pub(crate) fn memberships(&self, blocks: u32) -> Vec<BlockClose> {
         let members = |arrived: &[Arrival], blocks: &Blocks| {
-            let mut members: Vec<(WorkerId, f64)> = arrived
-                .iter()
-                .map(|arrival| &arrival.contribution)
-                .filter(|c| c.blocks.covers(blocks))
-                .map(|c| (c.worker, c.weight))
+            let fresh = arrived.iter().map(|arrival| (&arrival.contribution, 1.0));
+            let folded = self.folded.iter().map(|(contribution, share)| (contribution, *share));
+            let mut members: Vec<(WorkerId, f64)> = fresh
+                .chain(folded)
+                .filter(|(c, _)| c.blocks.covers(blocks))
+                .map(|(c, share)| (c.worker, share * c.weight))
                 .collect();
             members.sort_by_key(|&(worker, _)| worker);
             members

@@ -10,9 +10,10 @@ use std::{
 };
 
 use crate::{
-    Arrival, Blocks, Contribution, CutReason, Decision, Event, EventKind, LeaveReason,
+    Arrival, Blocks, Contribution, CutReason, Decision, Event, EventKind, Late, LeaveReason,
     MachineError, Policy, Round, RoundRecord, RunTime, StopReason, Straggler, Time, Version, Work,
     WorkerId,
+    grace::Grace,
     roster::{Assignment, Roster},
 };
 
@@ -30,6 +31,8 @@ pub struct RoundConfig {
     pub join_grace: Duration,
     /// What stragglers do.
     pub straggler: Straggler,
+    /// What becomes of their work if they finish.
+    pub late: Late,
     /// Micro-batches that a worker does in a round.
     pub micro_batches: u32,
     /// Blocks in the model.
@@ -44,6 +47,7 @@ impl Default for RoundConfig {
             expected: 1,
             join_grace: Duration::from_secs(60),
             straggler: Straggler::Abort,
+            late: Late::Drop,
             micro_batches: 1,
             blocks: 1,
         }
@@ -78,6 +82,7 @@ pub struct RoundMachine {
     cancelled: BTreeMap<(WorkerId, Version), Assignment>,
     /// Admissible contributions that came between a close and the next opening.
     pending: Vec<Arrival>,
+    grace: Grace,
     wake: Wake,
     /// When the policy was asked in this round, and how many had arrived.
     asked: Vec<(Time, u32)>,
@@ -109,6 +114,7 @@ impl RoundMachine {
             live: BTreeSet::new(),
             cancelled: BTreeMap::new(),
             pending: Vec::new(),
+            grace: Grace::default(),
             wake: Wake { at: None, arrivals: 0 },
             asked: Vec::new(),
             quorum_short_since: Some(Time::ZERO),
@@ -136,9 +142,24 @@ impl RoundMachine {
         &*self.policy
     }
 
-    /// Live workers that have no work, in order.
+    /// Whether admissible contributions wait for a round to open.
+    pub fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Whether stragglers are told to stop at a cut: not if they finish, nor if later rounds admit
+    /// what they are at.
+    pub fn stops_stragglers(&self) -> bool {
+        self.config.straggler != Straggler::Finish && self.policy.admissible_lag() == 0
+    }
+
+    /// Live workers that have no work, in order; who will be in the next round with what came since
+    /// the last close is not asked for more.
     pub fn idle(&self) -> Vec<WorkerId> {
-        self.live().filter(|worker| !self.roster.working.contains_key(worker)).collect()
+        let waits = |worker| self.pending.iter().any(|a| a.contribution.worker == worker);
+        self.live()
+            .filter(|worker| !self.roster.working.contains_key(worker) && !waits(*worker))
+            .collect()
     }
 
     /// Whether `worker` has work.
@@ -187,9 +208,13 @@ impl RoundMachine {
     }
 
     /// A worker has finished some of its micro-batches.
-    pub fn handle_progress(&mut self, worker: WorkerId, base: Version, done: u32) {
-        if let Some(work) = self.roster.working.get_mut(&worker).filter(|work| work.base == base) {
-            work.done = work.done.max(done);
+    pub fn handle_progress(&mut self, worker: WorkerId, base: Version, done: u32, now: Time) {
+        self.catch_up(now);
+        let current = |work: &&mut Assignment| work.base == base && work.done < done;
+        let Some(work) = self.roster.working.get_mut(&worker).filter(current) else { return };
+        work.done = done;
+        if self.config.straggler == Straggler::Salvage {
+            self.emit(now, EventKind::Progress { worker, base, done });
         }
     }
 
@@ -210,6 +235,7 @@ impl RoundMachine {
             // The close takes its work, and knows its run-time as censored.
             Phase::Cut { .. } if base == self.roster.round.base() => {
                 self.roster.stop(worker);
+                self.emit(now, EventKind::Aborted { base, worker, done });
                 return Ok(());
             }
             Phase::Open | Phase::Cut { .. } | Phase::Closed => {}
@@ -234,7 +260,7 @@ impl RoundMachine {
         if !(weight > 0.0 && weight <= f64::from(given.samples)) {
             return Err(MachineError::BadWeight { worker, weight, samples: given.samples });
         }
-        if !loss.is_finite() {
+        if !loss.is_finite() || contribution.square.is_some_and(|square| !square.is_finite()) {
             return Err(MachineError::BadLoss { worker, loss });
         }
         let share = weight / f64::from(given.samples);
@@ -245,17 +271,26 @@ impl RoundMachine {
             true => RunTime::Censored { at_least: elapsed },
             false => RunTime::Observed(elapsed),
         };
-        let admissible = in_time && base >= self.roster.oldest_admissible();
-        if admissible && self.phase != Phase::Closed {
-            self.accept(Arrival { contribution, at: now, run_time, share }, now);
-            if given.waited_for {
-                self.wake.arrivals = 0;
-            }
-        } else if admissible {
-            self.pending.push(Arrival { contribution, at: now, run_time, share });
-        } else {
+        if matches!(self.phase, Phase::Cut { .. }) {
+            self.grace.answered(now.since(self.cut_at));
+        }
+        let fresh = base >= self.roster.oldest_admissible();
+        if !fresh {
             self.policy.late(worker, base, run_time);
+        }
+        if !in_time || !(fresh || self.config.late == Late::Fold) {
             self.emit(now, EventKind::Late { base, worker, weight, run_time });
+            return Ok(());
+        }
+        let arrival = Arrival { contribution, at: now, run_time, share };
+        match self.phase {
+            Phase::Closed => self.pending.push(arrival),
+            Phase::Open | Phase::Cut { .. } => {
+                self.accept(arrival, now);
+                if given.waited_for {
+                    self.wake.arrivals = 0;
+                }
+            }
         }
         Ok(())
     }
@@ -292,9 +327,15 @@ impl RoundMachine {
     fn accept(&mut self, arrival: Arrival, now: Time) {
         let Contribution { worker, base, weight, loss, .. } = arrival.contribution;
         let (round, run_time) = (self.roster.round, arrival.run_time);
-        self.roster.arrivals.push(arrival);
-        self.wake.arrivals = self.wake.arrivals.saturating_sub(1);
-        self.emit(now, EventKind::Arrived { round, base, worker, weight, loss, run_time });
+        let mut share = 1.0;
+        if base >= self.roster.oldest_admissible() {
+            self.roster.arrivals.push(arrival);
+            self.wake.arrivals = self.wake.arrivals.saturating_sub(1);
+        } else {
+            share = Late::share(round.base().0 - base.0);
+            self.roster.folded.push((arrival.contribution, share));
+        }
+        self.emit(now, EventKind::Arrived { round, base, worker, weight, share, loss, run_time });
     }
 
     /// Whether the next round may open: the last is closed, enough workers are live, one is idle.
@@ -321,6 +362,7 @@ impl RoundMachine {
         self.phase = Phase::Open;
         self.roster.opened = now;
         self.roster.arrivals.clear();
+        self.roster.folded.clear();
         self.roster.frozen.clear();
         self.ask_again();
         for work in &work {
@@ -343,10 +385,7 @@ impl RoundMachine {
         if self.roster.outstanding().take(missing).count() == missing {
             return Vec::new();
         }
-        let arrived = |worker: &WorkerId| {
-            self.roster.arrivals.iter().any(|arrival| arrival.contribution.worker == *worker)
-        };
-        self.idle().into_iter().filter(|worker| !arrived(worker)).collect()
+        self.idle().into_iter().filter(|&worker| !self.roster.holds(worker)).collect()
     }
 
     /// Gives a wanted worker work in the open round; its run-time counts from now.
@@ -365,7 +404,7 @@ impl RoundMachine {
         let assignment = Assignment {
             base: self.roster.round.base(),
             started: now,
-            samples: work.range.len(),
+            samples: work.portion.len(),
             done: 0,
             stopped: false,
             waited_for: work.waited_for,
@@ -413,7 +452,7 @@ impl RoundMachine {
     fn cut_if_complete(&mut self, now: Time) {
         let quorum = self.config.quorum;
         let enough = self.roster.arrivals.len() >= quorum || self.live.len() >= quorum;
-        if !self.roster.arrivals.is_empty() && enough {
+        if !self.roster.is_empty() && enough {
             self.cut(CutReason::AllArrived, now);
         }
     }
@@ -476,7 +515,9 @@ impl RoundMachine {
             true => Duration::ZERO,
             false => {
                 let view = self.roster.view(now);
-                self.policy.grace(&view)
+                let salvages = self.config.straggler == Straggler::Salvage;
+                let pays = if salvages { self.grace.worthwhile(&view) } else { Duration::ZERO };
+                self.policy.grace(&view, pays)
             }
         };
         let accepted = self.roster.arrivals.len() as u32;
@@ -494,14 +535,15 @@ impl RoundMachine {
     fn close(&mut self, now: Time) {
         let closes = self.roster.memberships(self.config.blocks);
         let run_times = self.roster.run_times(now);
-        let arrivals = &self.roster.arrivals;
+        let (arrivals, weight) = (&self.roster.arrivals, self.roster.weight());
+        self.grace.closed(weight, self.roster.opened, now);
         let salvaged: Vec<(WorkerId, f64)> = arrivals
             .iter()
             .filter(|arrival| arrival.run_time.is_censored())
             .map(|arrival| (arrival.contribution.worker, arrival.share))
             .collect();
         self.policy.closed(&RoundRecord {
-            weight: arrivals.iter().map(|arrival| arrival.contribution.weight).sum(),
+            weight,
             round: self.roster.round,
             opened: self.roster.opened,
             cut: self.cut_at,
@@ -524,6 +566,22 @@ impl RoundMachine {
             }
         }
         self.emit(now, closed);
+    }
+
+    /// The closed round's contributions, each with its samples and squared norm; nothing if any is
+    /// not known, or is of an older version.
+    pub(crate) fn squares(&self) -> Vec<(f64, f64)> {
+        let known = self.roster.arrivals.iter().map(|Arrival { contribution, .. }| {
+            let fresh = contribution.base.next() == self.roster.round.base();
+            contribution.square.filter(|_| fresh).map(|square| (contribution.weight, square))
+        });
+        let known: Option<Vec<(f64, f64)>> = known.collect();
+        known.filter(|_| self.roster.folded.is_empty()).unwrap_or_default()
+    }
+
+    /// The policy hears of the noise scale.
+    pub(crate) fn hear_noise(&mut self, scale: f64) {
+        self.policy.noise(scale);
     }
 
     /// Everything that was decided has been carried out: if a round is open, its workers are busy,

@@ -13,8 +13,52 @@ pub enum Straggler {
     Abort,
     /// Completes, reports its run-time, and misses the rounds meanwhile.
     Finish,
-    /// Pushes the micro-batches that it has finished, with their weight, and takes the new round.
+    /// Pushes the micro-batches that it has finished, with their weight, at once, and takes the new
+    /// round.
     Salvage,
+}
+
+/// What becomes of a contribution that is complete after its round has closed, where stragglers
+/// finish.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Late {
+    /// Nobody uses it; its samples go to others.
+    #[default]
+    Drop,
+    /// It enters the open round, or the next, weighed by its staleness ([`Late::share`]).
+    Fold,
+}
+
+impl Late {
+    /// What a gradient that is so many versions old counts: 1/(1 + age), as in staleness-aware
+    /// asynchronous SGD (Zhang et al. 2016), shifted so that what is not late counts whole.
+    pub fn share(age: u64) -> f64 {
+        1.0 / (1.0 + age as f64)
+    }
+}
+
+impl fmt::Display for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Late::Drop => "drop",
+            Late::Fold => "fold",
+        })
+    }
+}
+
+impl FromStr for Late {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "drop" => Ok(Late::Drop),
+            "fold" => Ok(Late::Fold),
+            other => {
+                Err(format!("unknown treatment of late gradients `{other}`: use drop or fold"))
+            }
+        }
+    }
 }
 
 impl fmt::Display for Straggler {

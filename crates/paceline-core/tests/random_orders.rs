@@ -7,9 +7,9 @@ use std::{
 };
 
 use paceline_core::{
-    BlockClose, Blocks, Contribution, Coordinator, CutReason, Decision, Event, EventKind,
-    LeaveReason, Ledger, Phase, Policy, Round, RoundConfig, RoundView, SampleRange, ShardId,
-    Straggler, Time, Version, WorkerId,
+    BlockClose, Blocks, Contribution, Coordinator, CutReason, Decision, Event, EventKind, Late,
+    LeaveReason, Ledger, Phase, Policy, Portion, Round, RoundConfig, RoundView, SampleRange,
+    ShardId, Straggler, Time, Version, WorkerId,
 };
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 
@@ -101,7 +101,7 @@ impl Policy for Impatient {
         self.by_block
     }
 
-    fn grace(&mut self, _: &RoundView<'_>) -> Duration {
+    fn grace(&mut self, _: &RoundView<'_>, _: Duration) -> Duration {
         self.grace
     }
 }
@@ -109,11 +109,11 @@ impl Policy for Impatient {
 /// What an onlooker knows: who was given which samples, what each shard holds, who has arrived.
 #[derive(Default)]
 struct Onlooker {
-    given: BTreeMap<(WorkerId, Version), SampleRange>,
+    given: BTreeMap<(WorkerId, Version), Portion>,
     /// What each shard holds staged.
     staged: Vec<BTreeSet<(WorkerId, Version)>>,
     /// The open round's arrivals, in order: who, with what weight, of which samples.
-    arrived: Vec<(WorkerId, f64, SampleRange)>,
+    arrived: Vec<(WorkerId, f64, Vec<SampleRange>)>,
     counted: BTreeSet<(WorkerId, Version)>,
     cut: BTreeSet<Round>,
     closed: BTreeSet<Round>,
@@ -131,15 +131,16 @@ impl Onlooker {
             EventKind::RoundStarted { round, work } => {
                 assert!(self.arrived.is_empty(), "a round begins with nobody in it");
                 for work in work {
-                    self.given.insert((work.worker, round.base()), work.range);
+                    self.given.insert((work.worker, round.base()), work.portion.clone());
                 }
             }
             EventKind::Enlisted { round, work } => {
-                self.given.insert((work.worker, round.base()), work.range);
+                self.given.insert((work.worker, round.base()), work.portion.clone());
             }
-            EventKind::Arrived { round, base, worker, weight, .. } => {
+            EventKind::Arrived { round, base, worker, weight, share, .. } => {
                 assert!(!self.closed.contains(round), "closed accepts nothing");
-                self.arrived(*base, *worker, *weight);
+                assert!(*share == 1.0 || *base < round.base(), "what is in time counts whole");
+                self.arrived(*base, *worker, *weight, *share);
             }
             EventKind::Cut { round, .. } => assert!(self.cut.insert(*round), "{round} cut twice"),
             EventKind::Closed { round, closes, .. } => {
@@ -150,15 +151,20 @@ impl Onlooker {
         }
     }
 
-    fn arrived(&mut self, base: Version, worker: WorkerId, weight: f64) {
+    fn arrived(&mut self, base: Version, worker: WorkerId, weight: f64, share: f64) {
         assert!(self.counted.insert((worker, base)), "{worker} {base} counted twice");
         for staged in &mut self.staged {
             assert!(staged.remove(&(worker, base)), "half a contribution was counted");
         }
-        let given = self.given[&(worker, base)];
-        let range = SampleRange { end: given.start + weight as u32, ..given };
-        assert!(range.end <= given.end, "more than was given");
-        self.arrived.push((worker, weight, range));
+        let given = &self.given[&(worker, base)];
+        assert!(weight as u32 <= given.len(), "more than was given");
+        let mut left = weight as u32;
+        let mut ranges = given.ranges().to_vec();
+        for range in &mut ranges {
+            range.end = range.end.min(range.start + left);
+            left -= range.end - range.start;
+        }
+        self.arrived.push((worker, share * weight, ranges));
     }
 
     /// Every block closes once; those that close early do with the first who arrived, the others
@@ -167,7 +173,7 @@ impl Onlooker {
         let arrived = std::mem::take(&mut self.arrived);
         let members = |count: usize| {
             let mut members: Vec<(WorkerId, f64)> =
-                arrived[..count].iter().map(|&(worker, weight, _)| (worker, weight)).collect();
+                arrived[..count].iter().map(|(worker, weight, _)| (*worker, *weight)).collect();
             members.sort_by_key(|&(worker, _)| worker);
             members
         };
@@ -179,8 +185,8 @@ impl Onlooker {
             let count = if early { mine[0].members.len() } else { arrived.len() };
             assert_eq!(mine[0].members, members(count), "block {block} of {closes:?}");
         }
-        for (_, weight, range) in arrived {
-            self.used_weight += weight;
+        for range in arrived.into_iter().flat_map(|(_, _, ranges)| ranges) {
+            self.used_weight += f64::from(range.len());
             let fresh = || vec![false; SAMPLES as usize];
             let epoch = self.used.entry(range.epoch).or_insert_with(fresh);
             for sample in &mut epoch[range.start as usize..range.end as usize] {
@@ -230,7 +236,7 @@ impl World {
                     }
                 }
             }
-            Step::Publish => self.coordinator.handle_published(),
+            Step::Publish => self.coordinator.handle_published(0.0),
             Step::Wait(ms) => self.now += Duration::from_millis(ms),
             Step::Join(_) | Step::Leave(_) => {}
         }
@@ -244,7 +250,8 @@ impl World {
 
     fn done(&mut self, worker: u32, base: Version, samples: u32) {
         let (worker, weight) = (WorkerId(worker), f64::from(samples));
-        let contribution = Contribution { worker, base, weight, loss: 0.5, blocks: Blocks::All };
+        let contribution =
+            Contribution { worker, base, weight, loss: 0.5, square: None, blocks: Blocks::All };
         // A report of work it no longer has is refused, and costs nothing.
         let _ = self.coordinator.handle_done(contribution, self.now);
     }
@@ -283,7 +290,7 @@ impl World {
         };
         for work in all {
             let hands = self.hands.entry(work.worker.0).or_default();
-            hands[1] = hands[0].replace((base, work.range.len()));
+            hands[1] = hands[0].replace((base, work.portion.len()));
         }
     }
 }
@@ -297,6 +304,7 @@ struct Case {
     grace: u64,
     by_block: bool,
     straggler: Straggler,
+    fold: bool,
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -310,8 +318,9 @@ fn case() -> impl Strategy<Value = Case> {
         prop_oneof![1 => Just(0u64), 1 => 1..300u64],
         prop::bool::weighted(0.3),
         straggler,
+        any::<bool>(),
     )
-        .prop_map(|(steps, quorum, count, lag, grace, by_block, straggler)| Case {
+        .prop_map(|(steps, quorum, count, lag, grace, by_block, straggler, fold)| Case {
             steps,
             quorum,
             count,
@@ -319,6 +328,8 @@ fn case() -> impl Strategy<Value = Case> {
             grace,
             by_block,
             straggler,
+            // Blocks that close early do so with the first who came, and a late one is neither.
+            fold: fold && !by_block && straggler == Straggler::Finish,
         })
 }
 
@@ -328,6 +339,7 @@ fn play(case: &Case) -> World {
         quorum: case.quorum,
         expected: 2,
         straggler: case.straggler,
+        late: if case.fold { Late::Fold } else { Late::Drop },
         micro_batches: MICRO_BATCHES,
         blocks: BLOCKS,
         ..RoundConfig::default()

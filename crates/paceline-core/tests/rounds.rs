@@ -1,15 +1,15 @@
 //! The life of a round, told as short scripts on simulated time.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use paceline_core::{
     Blocks, Contribution, Coordinator, CutReason, Decision, EventKind, LeaveReason, Ledger,
-    MachineError, Phase, Policy, Round, RoundConfig, RoundRecord, RoundView, RunTime, ShardId,
-    StopReason, Straggler, Time, Version, WorkerId,
+    MachineError, Phase, Policy, Portion, Round, RoundConfig, RoundRecord, RoundView, RunTime,
+    ShardId, StopReason, Straggler, Time, Version, WorkerId,
 };
 
 /// Waits for a count; the least policy that can cut.
@@ -33,6 +33,8 @@ struct Script {
     coordinator: Coordinator,
     now: Time,
     log: Vec<String>,
+    /// What each worker was given last.
+    work: BTreeMap<u32, Portion>,
 }
 
 impl Script {
@@ -44,6 +46,7 @@ impl Script {
             coordinator: Coordinator::new(config, policy, ledger, 10, 1, Round(0)),
             now: Time::ZERO,
             log: Vec::new(),
+            work: BTreeMap::new(),
         };
         for worker in 0..workers {
             script.join(worker);
@@ -71,7 +74,7 @@ impl Script {
     fn put(&mut self, worker: u32, base: u64, weight: f64) -> &mut Self {
         let (worker, base) = (WorkerId(worker), Version(base));
         let blocks = Blocks::All;
-        let contribution = Contribution { worker, base, weight, loss: 1.0, blocks };
+        let contribution = Contribution { worker, base, weight, loss: 1.0, square: None, blocks };
         self.coordinator.handle_done(contribution, self.now).unwrap();
         self.coordinator.handle_staged(worker, base, ShardId(0), self.now).unwrap();
         self
@@ -82,7 +85,7 @@ impl Script {
     }
 
     fn publish(&mut self) -> &mut Self {
-        self.coordinator.handle_published();
+        self.coordinator.handle_published(0.0);
         self.advance()
     }
 
@@ -97,6 +100,9 @@ impl Script {
             let ids = |ids: &[WorkerId]| {
                 ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
             };
+            if let EventKind::RoundStarted { work, .. } = &event.kind {
+                self.work.extend(work.iter().map(|work| (work.worker.0, work.portion.clone())));
+            }
             let line = match event.kind {
                 EventKind::RoundStarted { round, work } => {
                     format!("{round}: {}", ids(&work.iter().map(|w| w.worker).collect::<Vec<_>>()))
@@ -313,8 +319,7 @@ fn the_first_round_waits_for_the_expected_workers_but_not_for_ever() {
 
 /// The samples that a worker has in hand.
 fn hand(s: &Script, worker: u32) -> (u32, u32) {
-    let held = s.coordinator.ledger().held_by(WorkerId(worker)).last();
-    let (_, range) = held.expect("it was given work");
+    let [range] = s.work[&worker].ranges() else { panic!("it has one range") };
     (range.start, range.end)
 }
 
@@ -361,7 +366,7 @@ fn impossible_reports_are_refused() {
     let mut s = Script::new(2, First(2), RoundConfig::default());
     let mut report = |worker, base, weight, loss| {
         let (worker, base) = (WorkerId(worker), Version(base));
-        let c = Contribution { worker, base, weight, loss, blocks: Blocks::All };
+        let c = Contribution { worker, base, weight, loss, square: None, blocks: Blocks::All };
         s.coordinator.handle_staged(worker, base, ShardId(0), s.now).unwrap();
         s.coordinator.handle_done(c, s.now).unwrap_err().to_string()
     };
@@ -396,7 +401,7 @@ impl Policy for Everything {
         1
     }
 
-    fn grace(&mut self, _view: &RoundView<'_>) -> Duration {
+    fn grace(&mut self, _view: &RoundView<'_>, _pays: Duration) -> Duration {
         Duration::from_millis(30)
     }
 }
@@ -493,19 +498,38 @@ fn noted(
 #[test]
 fn a_policy_sees_how_far_workers_are_and_learns_when_a_round_was_cut() {
     let (mut s, mut notes) = noted(2, 1, Straggler::Salvage);
-    s.coordinator.handle_progress(WorkerId(1), Version(0), 3);
-    s.coordinator.handle_progress(WorkerId(1), Version(0), 2);
-    s.coordinator.handle_progress(WorkerId(1), Version(7), 4);
-    s.wait(100).arrive(0, 0);
+    s.wait(90);
+    s.coordinator.handle_progress(WorkerId(1), Version(0), 3, s.now);
+    s.coordinator.handle_progress(WorkerId(1), Version(0), 2, s.now);
+    s.coordinator.handle_progress(WorkerId(1), Version(7), 4, s.now);
+    s.wait(10).arrive(0, 0);
     assert_eq!(notes(), ["0 in, w0:0 w1:0", "1 in, w1:3"]);
-    // A tenth of what the round took is the grace for what can be salvaged.
-    s.wait(9);
-    assert_eq!(
-        s.coordinator.machine().phase(),
-        Phase::Cut { until: s.now + Duration::from_millis(1) }
-    );
-    s.wait(1);
+    // Nobody knows yet how long answers take: a tenth of the round, at most.
+    let until = s.now + Duration::from_millis(10);
+    assert_eq!(s.coordinator.machine().phase(), Phase::Cut { until });
+    s.wait(10);
     assert_eq!(notes(), ["round 0 cut 100 closed 110 with 10"]);
+}
+
+#[test]
+fn a_grace_is_as_long_as_answers_take_and_nobody_waits_for_nothing() {
+    let (mut s, mut notes) = noted(2, 1, Straggler::Salvage);
+    for round in 0..40 {
+        s.wait(80);
+        s.coordinator.handle_progress(WorkerId(1), Version(round), 2, s.now);
+        s.wait(20).arrive(0, round).wait(2).put(1, round, 5.0).advance().publish();
+    }
+    // Answers came after 2 ms every time: there is no need to wait much longer for this one.
+    s.wait(80);
+    s.coordinator.handle_progress(WorkerId(1), Version(40), 2, s.now);
+    s.wait(20).arrive(0, 40);
+    let Phase::Cut { until } = s.coordinator.machine().phase() else { panic!("no grace") };
+    let grace = until.since(s.now);
+    assert!(grace > Duration::from_millis(2) && grace < Duration::from_millis(6), "{grace:?}");
+    s.wait(10).publish();
+    notes();
+    s.wait(100).arrive(0, 41);
+    assert_eq!(notes().last().unwrap(), "round 41 cut 100 closed 100 with 10", "a stall");
 }
 
 #[test]
@@ -520,7 +544,11 @@ fn a_policy_learns_the_run_time_of_who_came_late() {
 #[test]
 fn a_grace_ends_when_all_have_answered_and_giving_up_is_an_answer() {
     let (mut s, mut notes) = noted(3, 1, Straggler::Salvage);
-    s.wait(100).arrive(0, 0);
+    s.wait(90);
+    for straggler in [1, 2] {
+        s.coordinator.handle_progress(WorkerId(straggler), Version(0), 2, s.now);
+    }
+    s.wait(10).arrive(0, 0);
     s.abort(1, 0).unwrap();
     s.wait(2);
     assert!(matches!(s.coordinator.machine().phase(), Phase::Cut { .. }), "one is still out");

@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::text::serde_as_text;
 
 /// How the learning rate follows the weight that contributed to a round, against the reference
-/// weight for which it was chosen. As text: `none`, `sqrt`, `linear`.
+/// weight for which it was chosen. As text: `none`, `sqrt`, `linear`, `adascale`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LrScaling {
     /// It does not.
@@ -18,17 +18,22 @@ pub enum LrScaling {
     Sqrt,
     /// By the ratio, which keeps the update per sample (Goyal et al. 2017).
     Linear,
+    /// By the ratio of gains B/(B + 𝓑), 𝓑 being the gradient noise scale (Johnson et al. 2020): like
+    /// the ratio where noise dominates, not at all where it does not.
+    AdaScale,
 }
 
 impl LrScaling {
     /// Every scaling.
-    pub const ALL: [LrScaling; 3] = [LrScaling::None, LrScaling::Sqrt, LrScaling::Linear];
+    pub const ALL: [LrScaling; 4] =
+        [LrScaling::None, LrScaling::Sqrt, LrScaling::Linear, LrScaling::AdaScale];
 
-    /// What to multiply the learning rate by.
+    /// What to multiply the learning rate by. While nothing is known of the noise, `adascale` is
+    /// linear.
     ///
     /// # Panics
     /// If the reference is not positive, or the contribution is negative or not finite.
-    pub fn factor(self, contributed: f64, reference: f64) -> f32 {
+    pub fn factor(self, contributed: f64, reference: f64, noise: Option<f64>) -> f32 {
         assert!(reference > 0.0 && reference.is_finite(), "reference weight {reference}");
         assert!(contributed >= 0.0 && contributed.is_finite(), "contributed weight {contributed}");
         let ratio = contributed / reference;
@@ -36,6 +41,10 @@ impl LrScaling {
             LrScaling::None => 1.0,
             LrScaling::Sqrt => ratio.sqrt() as f32,
             LrScaling::Linear => ratio as f32,
+            LrScaling::AdaScale => {
+                let damping = noise.map_or(1.0, |b| (reference + b) / (contributed + b));
+                (ratio * damping) as f32
+            }
         }
     }
 }
@@ -46,6 +55,7 @@ impl fmt::Display for LrScaling {
             LrScaling::None => "none",
             LrScaling::Sqrt => "sqrt",
             LrScaling::Linear => "linear",
+            LrScaling::AdaScale => "adascale",
         })
     }
 }
@@ -63,7 +73,7 @@ serde_as_text!(LrScaling);
 
 /// A text that names no scaling.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("unknown learning-rate scaling `{0}`: expected none, sqrt or linear")]
+#[error("unknown learning-rate scaling `{0}`: expected none, sqrt, linear or adascale")]
 pub struct LrScalingError(String);
 
 #[cfg(test)]
@@ -72,10 +82,19 @@ mod tests {
 
     #[test]
     fn factors_follow_the_ratio() {
-        assert_eq!(LrScaling::None.factor(64.0, 256.0), 1.0);
-        assert_eq!(LrScaling::Sqrt.factor(64.0, 256.0), 0.5);
-        assert_eq!(LrScaling::Linear.factor(64.0, 256.0), 0.25);
-        assert_eq!(LrScaling::Linear.factor(512.0, 256.0), 2.0);
+        assert_eq!(LrScaling::None.factor(64.0, 256.0, None), 1.0);
+        assert_eq!(LrScaling::Sqrt.factor(64.0, 256.0, None), 0.5);
+        assert_eq!(LrScaling::Linear.factor(64.0, 256.0, None), 0.25);
+        assert_eq!(LrScaling::Linear.factor(512.0, 256.0, None), 2.0);
+    }
+
+    #[test]
+    fn adascale_lies_between_none_and_linear_as_the_noise_says() {
+        let factor = |noise| LrScaling::AdaScale.factor(64.0, 256.0, noise);
+        assert_eq!(factor(None), 0.25);
+        assert!((factor(Some(1e9)) - 0.25).abs() < 1e-4);
+        assert_eq!(factor(Some(64.0)), 0.625);
+        assert_eq!(factor(Some(0.0)), 1.0);
     }
 
     #[test]
@@ -86,7 +105,7 @@ mod tests {
         let error = "cubic".parse::<LrScaling>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "unknown learning-rate scaling `cubic`: expected none, sqrt or linear"
+            "unknown learning-rate scaling `cubic`: expected none, sqrt, linear or adascale"
         );
     }
 }

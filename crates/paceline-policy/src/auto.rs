@@ -31,7 +31,7 @@ use paceline_model::{Model, TrackerOptions};
 use crate::{
     backlog::{Backlog, Lesson},
     learned::{best_wait, follow, not_worth_waiting},
-    objective::Samples,
+    objective::{Gain, Objective},
     predict::{Bdsgd, Empirical, Filter, Predictor},
     probe::Probe,
     rate::Rate,
@@ -78,6 +78,7 @@ pub struct Auto {
     experts: Vec<Expert>,
     scores: Vec<Score>,
     leader: usize,
+    gain: Gain,
     /// How many were in when the leader would have cut, if the round is being probed since.
     led_to: Option<usize>,
     rate: Rate,
@@ -132,8 +133,8 @@ impl Settled {
 }
 
 impl Auto {
-    /// The mixture, with this model of joint run-times among the experts.
-    pub fn new(model: &Arc<Model>) -> Auto {
+    /// The mixture for this objective, with this model of joint run-times among the experts.
+    pub fn new(model: &Arc<Model>, objective: Objective) -> Auto {
         let mut experts = vec![
             Expert::Model(Box::new(Filter::default())),
             Expert::Model(Box::new(Bdsgd::new(model, TrackerOptions::default()))),
@@ -146,6 +147,7 @@ impl Auto {
             experts,
             scores,
             leader: 0,
+            gain: Gain::new(objective),
             led_to: None,
             rate: Rate::default(),
             probe: Probe::default(),
@@ -169,11 +171,13 @@ impl Auto {
         let n = order.len();
         let arrived = order.iter().filter(|(_, time)| !time.is_censored()).count();
         let overhead = self.rate.overhead();
-        // In contributions, whatever their weight.
-        let weight = record.weight / arrived.max(1) as f64;
-        let rate = self.rate.or_now(record.weight, seconds(record.closed, record.opened)) / weight;
+        // Whatever a contribution weighs, on average.
+        let each = record.weight / arrived.max(1) as f64;
+        let gain = self.gain;
+        let rate = self.rate.or_now(&gain, record.weight, seconds(record.closed, record.opened));
+        let all = gain.of(each * n.max(1) as f64);
         let earn = |count: usize, time: f64| {
-            ((count as f64 - rate * (time + overhead)) / n.max(1) as f64).clamp(-1.0, 1.0)
+            ((gain.of(each * count as f64) - rate * (time + overhead)) / all).clamp(-1.0, 1.0)
         };
         let leader = self.leader;
         let rethink = record.round.0.is_multiple_of(models_every(n));
@@ -186,7 +190,7 @@ impl Auto {
             let stop = match expert {
                 _ if index == leader => None,
                 Expert::Model(_) if !rethink => None,
-                Expert::Model(predictor) => model_stop(&mut **predictor, &order, rate),
+                Expert::Model(predictor) => model_stop(&mut **predictor, &gain, &order, each, rate),
                 other => other
                     .count(n)
                     .filter(|&count| count <= arrived)
@@ -239,7 +243,7 @@ impl Auto {
         let earnings = self.earnings(record);
         self.score(&earnings);
         self.led_to = None;
-        self.rate.closed(record, record.weight);
+        self.rate.closed(record);
         self.probe.closed(record, self.rate.overhead());
         let arrived = record.run_times.iter().filter(|(_, time)| !time.is_censored()).count();
         self.settled.closed(arrived as f64);
@@ -258,7 +262,9 @@ fn models_every(participants: usize) -> u64 {
 /// it would have gone on beyond what was seen.
 fn model_stop(
     predictor: &mut dyn Predictor,
+    gain: &Gain,
     order: &[(WorkerId, RunTime)],
+    each: f64,
     rate: f64,
 ) -> Option<(usize, f64)> {
     let arrived = order.iter().filter(|(_, time)| !time.is_censored()).count();
@@ -266,11 +272,11 @@ fn model_stop(
     let (mut count, mut elapsed) = (1, 0.0);
     // Each step takes in half of what is expected, so a handful suffices.
     for _ in 0..64 {
-        let scene = Scene::replayed(order, count, elapsed);
+        let scene = Scene::replayed(order, count, elapsed, each);
         if scene.silent.is_empty() {
             return Some((arrived, scene.elapsed));
         }
-        let plan = best_wait(predictor, &Samples, &scene, rate);
+        let plan = best_wait(predictor, gain, &scene, rate);
         if plan.value <= 0.0 {
             return Some((scene.arrived.len(), scene.elapsed));
         }
@@ -316,12 +322,13 @@ impl Policy for Auto {
             return Decision::WAIT;
         }
         let scene = Scene::of(view);
-        let rate = self.rate.or_now(scene.gained(), scene.elapsed);
+        let gain = self.gain;
+        let rate = self.rate.or_now(&gain, scene.gained(), scene.elapsed);
         let overhead = self.rate.overhead();
-        let latest = break_even(scene.gained(), scene.missing(), rate, overhead);
+        let latest = break_even(&gain, scene.gained() + scene.missing(), rate, overhead);
         let decision = match &mut self.experts[self.leader] {
             Expert::Model(predictor) => {
-                let plan = best_wait(&mut **predictor, &Samples, &scene, rate);
+                let plan = best_wait(&mut **predictor, &gain, &scene, rate);
                 if plan.value > 0.0 { follow(&plan, view) } else { not_worth_waiting(view) }
             }
             _ if scene.elapsed >= latest => not_worth_waiting(view),
@@ -340,7 +347,7 @@ impl Policy for Auto {
             return decision;
         }
         let unscored = self.scores.iter().any(|score| score.unscored >= UNSCORED);
-        match self.probe.instead_of_cut(view, rate, overhead, unscored) {
+        match self.probe.instead_of_cut(view, &gain, rate, overhead, unscored) {
             Some(until) => {
                 self.led_to.get_or_insert(view.arrivals.len());
                 Decision::Wait { until: Some(until), arrivals: 1 }
@@ -365,6 +372,10 @@ impl Policy for Auto {
         }
     }
 
+    fn noise(&mut self, scale: f64) {
+        self.gain.learn(scale);
+    }
+
     fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
         self.backlog.late(worker, base, run_time);
     }
@@ -379,7 +390,7 @@ mod tests {
 
     /// A mixture that wrongly believes in waiting for half.
     fn misled() -> Auto {
-        let mut auto = Auto::new(&Model::prior());
+        let mut auto = Auto::new(&Model::prior(), Objective::Samples);
         auto.leader = auto
             .experts
             .iter()

@@ -7,7 +7,9 @@
 
 use paceline_core::{Decision, Policy, RoundRecord, RoundView, Time};
 
-use crate::{learned::not_worth_waiting, rate::Rate, scene::in_order, stop::break_even};
+use crate::{
+    learned::not_worth_waiting, objective::Gain, rate::Rate, scene::in_order, stop::break_even,
+};
 
 /// Rounds that an arm remembers.
 const MEMORY: f64 = 50.0;
@@ -73,8 +75,9 @@ impl Policy for Bandit {
         let gained: f64 = view.arrivals.iter().map(|a| a.contribution.weight).sum();
         let missing: f64 = view.outstanding().map(|(_, work)| f64::from(work.samples)).sum();
         let elapsed = view.now.since(view.opened).as_secs_f64();
-        let rate = self.rate.or_now(gained, elapsed);
-        let left = break_even(gained, missing, rate, self.rate.overhead()) - elapsed;
+        let (samples, all) = (Gain::default(), gained + missing);
+        let rate = self.rate.or_now(&samples, gained, elapsed);
+        let left = break_even(&samples, all, rate, self.rate.overhead()) - elapsed;
         match left > 0.0 {
             true => Decision::Wait { until: Some(view.now + Time::span(left)), arrivals },
             false => not_worth_waiting(view),
@@ -82,7 +85,7 @@ impl Policy for Bandit {
     }
 
     fn closed(&mut self, record: &RoundRecord<'_>) {
-        self.rate.closed(record, record.weight);
+        self.rate.closed(record);
         let keep = 1.0 - 1.0 / MEMORY;
         for arm in &mut self.arms {
             *arm = Arm { seconds: keep * arm.seconds, weight: keep * arm.weight };

@@ -86,7 +86,7 @@ impl Policy for DropCompute {
         if self.deadline.is_some() {
             return;
         }
-        self.rate.closed(record, record.weight);
+        self.rate.closed(record);
         self.times.extend(record.run_times.iter().map(|(_, time)| time.bound().as_secs_f64()));
         self.rounds += 1;
         if self.rounds >= self.profile {

@@ -6,7 +6,7 @@ use paceline_core::{
 
 use crate::{
     backlog::{Backlog, Lesson},
-    objective::{Objective, Samples},
+    objective::{Gain, Objective},
     predict::Predictor,
     probe::Probe,
     rate::Rate,
@@ -21,7 +21,7 @@ const GRAIN: usize = 200;
 /// Waits as long as a predictor and a stopping rule say.
 pub struct Learned {
     predictor: Box<dyn Predictor>,
-    objective: Box<dyn Objective>,
+    gain: Gain,
     rule: Rule,
     name: String,
     rate: Rate,
@@ -34,13 +34,24 @@ pub struct Learned {
 }
 
 impl Learned {
-    /// This rule on this predictor, under this name.
-    pub fn new(predictor: Box<dyn Predictor>, rule: Rule, name: impl Into<String>) -> Learned {
-        let (rate, probe) = (Rate::default(), Probe::default());
-        let (objective, name) = (Box::new(Samples), name.into());
-        let (backlog, committed) = (Backlog::default(), (Vec::new(), 0));
-        let partial = 1;
-        Learned { predictor, objective, rule, name, rate, probe, partial, backlog, committed }
+    /// This rule on this predictor, for this objective, under this name.
+    pub fn new(
+        predictor: Box<dyn Predictor>,
+        rule: Rule,
+        objective: Objective,
+        name: impl Into<String>,
+    ) -> Learned {
+        Learned {
+            predictor,
+            gain: Gain::new(objective),
+            rule,
+            name: name.into(),
+            rate: Rate::default(),
+            probe: Probe::default(),
+            partial: 1,
+            backlog: Backlog::default(),
+            committed: (Vec::new(), 0),
+        }
     }
 
     fn commit(&mut self, view: &RoundView<'_>, new: bool) -> Decision {
@@ -66,7 +77,9 @@ impl Learned {
     fn commit_to(&mut self, workers: Vec<WorkerId>) {
         self.predictor.expect();
         let (typical, overhead) = (self.rate.typical(), self.rate.overhead());
-        let count = best_count(&*self.predictor, &workers, typical, overhead);
+        let count = best_count(&*self.predictor, &workers, typical, overhead, |share| {
+            self.gain.of(share * self.rate.whole())
+        });
         self.committed = (workers, count);
     }
 
@@ -75,19 +88,19 @@ impl Learned {
             return Decision::WAIT;
         }
         let scene = Scene::of(view);
-        let rate = self.rate.or_now(self.objective.gain(scene.gained()), scene.elapsed);
-        let plan = best_wait(&mut *self.predictor, &*self.objective, &scene, rate);
+        let rate = self.rate.or_now(&self.gain, scene.gained(), scene.elapsed);
+        let plan = best_wait(&mut *self.predictor, &self.gain, &scene, rate);
         if plan.value > 0.0 {
             return follow(&plan, view);
         }
-        match self.probe.instead_of_cut(view, rate, self.rate.overhead(), false) {
+        match self.probe.instead_of_cut(view, &self.gain, rate, self.rate.overhead(), false) {
             Some(until) => Decision::Wait { until: Some(until), arrivals: 1 },
             None => not_worth_waiting(view),
         }
     }
 
     fn learn(&mut self, record: &RoundRecord<'_>) {
-        self.rate.closed(record, self.objective.gain(record.weight));
+        self.rate.closed(record);
         self.probe.closed(record, self.rate.overhead());
         let run_times = &with_pace(record, self.partial);
         self.predictor.learn(&RoundRecord { run_times, ..*record });
@@ -101,14 +114,14 @@ impl Learned {
 /// Looks at a scene and finds the best further wait. A cut must be right under doubt, too.
 pub(crate) fn best_wait(
     predictor: &mut dyn Predictor,
-    objective: &dyn Objective,
+    gain: &Gain,
     scene: &Scene,
     rate: f64,
 ) -> Plan {
     predictor.look(scene);
-    let plan = best_plan(predictor, objective, scene, rate);
+    let plan = best_plan(predictor, gain, scene, rate);
     if plan.value <= 0.0 && predictor.doubt() {
-        return best_plan(predictor, objective, scene, rate);
+        return best_plan(predictor, gain, scene, rate);
     }
     plan
 }
@@ -159,6 +172,10 @@ impl Policy for Learned {
                 }
             }
         }
+    }
+
+    fn noise(&mut self, scale: f64) {
+        self.gain.learn(scale);
     }
 
     fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {

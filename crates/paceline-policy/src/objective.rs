@@ -1,24 +1,81 @@
 //! Objectives: what a round's contributions are worth.
 
-/// What a round gains by closing with so many samples. Grows with them, never faster than they do.
-pub trait Objective: Send {
-    /// As the user would write it.
-    fn name(&self) -> &'static str;
+use std::{fmt, str::FromStr};
 
-    /// The gain of a round closed with `weight` samples.
-    fn gain(&self, weight: f64) -> f64;
+use serde::{Deserialize, Serialize};
+
+/// What a run wants the most of, a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Objective {
+    /// Samples.
+    #[default]
+    Samples,
+    /// Progress: B/(B + 𝓑) for B samples, 𝓑 being the gradient noise scale. That is what a learning
+    /// rate that follows AdaScale's gain makes of B samples.
+    Progress,
 }
 
-/// Throughput: every sample counts alike.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Samples;
+impl fmt::Display for Objective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Objective::Samples => "samples",
+            Objective::Progress => "progress",
+        })
+    }
+}
 
-impl Objective for Samples {
-    fn name(&self) -> &'static str {
-        "samples"
+impl FromStr for Objective {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "samples" => Ok(Objective::Samples),
+            "progress" => Ok(Objective::Progress),
+            other => Err(format!("unknown objective `{other}`: use samples or progress")),
+        }
+    }
+}
+
+/// An objective with what is known of the noise. Grows with the samples, never faster than they do.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Gain {
+    objective: Objective,
+    /// The noise scale, in samples; unknown at first.
+    noise: Option<f64>,
+}
+
+impl Gain {
+    pub(crate) fn new(objective: Objective) -> Gain {
+        Gain { objective, noise: None }
     }
 
-    fn gain(&self, weight: f64) -> f64 {
-        weight
+    pub(crate) fn learn(&mut self, noise: f64) {
+        self.noise = Some(noise);
+    }
+
+    /// The gain of a round closed with `weight` samples, in samples of a small round: 𝓑·B/(B + 𝓑).
+    pub(crate) fn of(&self, weight: f64) -> f64 {
+        match (self.objective, self.noise) {
+            (Objective::Progress, Some(noise)) => weight * noise / (weight + noise),
+            _ => weight,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_saturates_at_the_noise_and_samples_do_not() {
+        let mut gain = Gain::new(Objective::Progress);
+        assert_eq!(gain.of(500.0), 500.0, "nothing is known of the noise yet");
+        gain.learn(100.0);
+        assert_eq!(gain.of(100.0), 50.0);
+        assert!(gain.of(1e9) < 100.0 && gain.of(1.0) > 0.98);
+        let mut samples = Gain::new(Objective::Samples);
+        samples.learn(100.0);
+        assert_eq!(samples.of(1e6), 1e6);
     }
 }

@@ -9,7 +9,7 @@
 
 use paceline_core::{RoundRecord, RoundView, Time, WorkerId};
 
-use crate::stop::break_even;
+use crate::{objective::Gain, stop::break_even};
 
 /// Share of the run's time that probes may take.
 const SHARE: f64 = 0.01;
@@ -38,6 +38,7 @@ impl Probe {
     pub(crate) fn instead_of_cut(
         &mut self,
         view: &RoundView<'_>,
+        gain: &Gain,
         rate: f64,
         overhead: f64,
         wanted: bool,
@@ -60,7 +61,7 @@ impl Probe {
         }
         let gained: f64 = view.arrivals.iter().map(|a| a.contribution.weight).sum();
         let elapsed = view.now.since(view.opened).as_secs_f64();
-        let wait = length.min(break_even(gained, missing, rate, overhead) - elapsed);
+        let wait = length.min(break_even(gain, gained + missing, rate, overhead) - elapsed);
         if wait <= 0.0 {
             return None;
         }

@@ -2,13 +2,18 @@
 
 use paceline_core::{Round, RoundRecord, Time};
 
+use crate::objective::Gain;
+
 /// Rounds that the rate remembers.
 const MEMORY: f64 = 60.0;
 
-/// A decayed ratio of sums: gains over the time from opening to opening.
+/// A decayed ratio of sums: gains over the time from opening to opening. What a sample is worth may
+/// change (the noise scale does), so samples are remembered, and valued when asked.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rate {
-    gain: f64,
+    weight: f64,
+    /// What all participants would have brought, if those who came are like the others.
+    whole: f64,
     /// From opening to close, summed.
     open: f64,
     /// From close to the next opening, summed.
@@ -32,12 +37,15 @@ impl Rate {
         true
     }
 
-    /// A round closed with this gain.
-    pub(crate) fn closed(&mut self, record: &RoundRecord<'_>, gain: f64) {
+    /// A round closed.
+    pub(crate) fn closed(&mut self, record: &RoundRecord<'_>) {
         // Nobody is asked about a round in which all arrive at once.
         self.opened(record.round, record.opened);
         let keep = 1.0 - 1.0 / MEMORY;
-        self.gain = keep * self.gain + gain;
+        self.weight = keep * self.weight + record.weight;
+        let came = record.run_times.iter().filter(|(_, time)| !time.is_censored()).count();
+        let each = record.weight / came.max(1) as f64;
+        self.whole = keep * self.whole + each * record.run_times.len() as f64;
         self.open = keep * self.open + record.closed.since(record.opened).as_secs_f64();
         self.between *= keep;
         self.rounds = keep * self.rounds + 1.0;
@@ -45,11 +53,16 @@ impl Rate {
     }
 
     /// Gain per second; before any round has closed, what a cut now would give.
-    pub(crate) fn or_now(&self, gained: f64, elapsed: f64) -> f64 {
+    pub(crate) fn or_now(&self, gain: &Gain, gained: f64, elapsed: f64) -> f64 {
         match self.open > 0.0 {
-            true => self.gain / (self.open + self.between),
-            false => gained / elapsed,
+            true => gain.of(self.weight / self.rounds) * self.rounds / (self.open + self.between),
+            false => gain.of(gained) / elapsed,
         }
+    }
+
+    /// Samples that a round of all would bring, about.
+    pub(crate) fn whole(&self) -> f64 {
+        if self.rounds > 0.0 { self.whole / self.rounds } else { 1.0 }
     }
 
     /// Mean time between a close and the next opening.

@@ -62,8 +62,13 @@ impl Scene {
     }
 
     /// A closed round as it looked when `count` had arrived, in order of run-time, or `elapsed`
-    /// seconds after it opened, whichever is later. Weights are taken as 1.
-    pub(crate) fn replayed(order: &[(WorkerId, RunTime)], count: usize, elapsed: f64) -> Scene {
+    /// seconds after it opened, whichever is later. All bring the same `weight`.
+    pub(crate) fn replayed(
+        order: &[(WorkerId, RunTime)],
+        count: usize,
+        elapsed: f64,
+        weight: f64,
+    ) -> Scene {
         let seconds = |time: RunTime| time.bound().as_secs_f64();
         let mut scene = Scene { elapsed, partial: 1, ..Scene::default() };
         if let Some(&(_, last)) = order.get(count.saturating_sub(1)) {
@@ -72,10 +77,10 @@ impl Scene {
         for &(worker, time) in order {
             let x = seconds(time);
             match !time.is_censored() && x <= scene.elapsed {
-                true => scene.arrived.push(Arrived { worker, run_time: x, weight: 1.0 }),
+                true => scene.arrived.push(Arrived { worker, run_time: x, weight }),
                 false => {
                     let elapsed = scene.elapsed;
-                    scene.silent.push(Silent { worker, elapsed, weight: 1.0, done: 0 });
+                    scene.silent.push(Silent { worker, elapsed, weight, done: 0 });
                 }
             }
         }

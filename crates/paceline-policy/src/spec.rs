@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::{
     Auto, Bandit, Bdsgd, Cutoff, Deadline, DropCompute, Elfving, Empirical, Filter, Full, Learned,
-    Rule, Static, predict::Predictor,
+    Objective, Rule, Stale, Static, predict::Predictor,
 };
 
 /// A policy's name and settings: `auto`, `static:0.9`, `filter:commit`, `deadline:0.25`.
@@ -36,6 +36,8 @@ pub enum PolicySpec {
     Deadline(Duration),
     /// A moment profiled over so many rounds.
     DropCompute(u32),
+    /// A round for every arrival, with or without a bound on how old it may be.
+    Stale(Option<u64>),
 }
 
 /// What is wrong with a policy's name.
@@ -57,7 +59,7 @@ pub enum PolicySpecError {
 }
 
 /// Every policy as users write it, and one line on what it does.
-pub const POLICIES: [(&str, &str); 10] = [
+pub const POLICIES: [(&str, &str); 12] = [
     ("auto", "the default: an expert mixture that stops each round when waiting no longer pays"),
     ("full", "wait for all live workers"),
     ("static:N", "wait for the first N, or for a fraction (static:0.9): backup workers"),
@@ -75,6 +77,8 @@ pub const POLICIES: [(&str, &str); 10] = [
     ("bandit", "learns the best count by trial"),
     ("deadline:T", "cut T seconds after the round opened"),
     ("dropcompute", "cut at a deadline profiled over the first 20 rounds (dropcompute:ROUNDS)"),
+    ("async", "an update for every arrival, however old the version it was computed from"),
+    ("stale:S", "the same, waiting for whoever would be more than S versions behind"),
 ];
 
 fn names() -> String {
@@ -85,16 +89,16 @@ impl PolicySpec {
     /// The policy itself, ready for its first round; where it needs a model of run-times, with the
     /// generic prior.
     pub fn build(self) -> Box<dyn Policy> {
-        self.build_with(&Model::prior())
+        self.build_with(&Model::prior(), Objective::Samples)
     }
 
-    /// The same with a model that was fitted.
-    pub fn build_with(self, model: &Arc<Model>) -> Box<dyn Policy> {
+    /// The same with a model that was fitted and an objective, where it has one.
+    pub fn build_with(self, model: &Arc<Model>, objective: Objective) -> Box<dyn Policy> {
         let learned = |predictor: Box<dyn Predictor>, rule: Rule| -> Box<dyn Policy> {
-            Box::new(Learned::new(predictor, rule, self.to_string()))
+            Box::new(Learned::new(predictor, rule, objective, self.to_string()))
         };
         match self {
-            PolicySpec::Auto => Box::new(Auto::new(model)),
+            PolicySpec::Auto => Box::new(Auto::new(model, objective)),
             PolicySpec::Full => Box::new(Full),
             PolicySpec::Static(cutoff) => Box::new(Static(cutoff)),
             PolicySpec::Elfving(rule) => learned(Box::<Elfving>::default(), rule),
@@ -104,6 +108,7 @@ impl PolicySpec {
             PolicySpec::Bandit => Box::new(Bandit::default()),
             PolicySpec::Deadline(after) => Box::new(Deadline(after)),
             PolicySpec::DropCompute(profile) => Box::new(DropCompute::new(profile)),
+            PolicySpec::Stale(bound) => Box::new(Stale { bound }),
         }
     }
 }
@@ -134,6 +139,7 @@ impl fmt::Display for PolicySpec {
             PolicySpec::Bandit => f.write_str("bandit"),
             PolicySpec::Deadline(after) => f.write_str(&Deadline(after).name()),
             PolicySpec::DropCompute(profile) => f.write_str(&DropCompute::new(profile).name()),
+            PolicySpec::Stale(bound) => f.write_str(&Stale { bound }.name()),
         }
     }
 }
@@ -155,6 +161,15 @@ impl FromStr for PolicySpec {
         match (name, setting) {
             ("auto", None) => Ok(PolicySpec::Auto),
             ("full", None) => Ok(PolicySpec::Full),
+            ("async", None) => Ok(PolicySpec::Stale(None)),
+            ("stale", _) => match setting.unwrap_or_default().parse() {
+                Ok(bound) => Ok(PolicySpec::Stale(Some(bound))),
+                Err(_) => Err(bad(
+                    "stale",
+                    setting.unwrap_or_default(),
+                    "write versions from 0 (stale:4)",
+                )),
+            },
             ("bandit", None) => Ok(PolicySpec::Bandit),
             ("elfving", _) => rule(Rule::Commit, "elfving").map(PolicySpec::Elfving),
             ("empirical", _) => rule(Rule::Renewal, "empirical").map(PolicySpec::Empirical),
@@ -264,6 +279,10 @@ mod tests {
         check("elfving:renewal", Ok("elfving:renewal"));
         check("empirical:commit", Ok("empirical:commit"));
         check("deadline:0.25", Ok("deadline:0.25"));
+        check("async", Ok("async"));
+        check("stale:4", Ok("stale:4"));
+        check("stale", Err("write versions"));
+        check("stale:-1", Err("write versions"));
         check("dropcompute", Ok("dropcompute"));
         check("dropcompute:5", Ok("dropcompute:5"));
         check("static:0", Err("write a count from 1"));
@@ -282,7 +301,7 @@ mod tests {
     #[test]
     fn every_listed_policy_can_be_built() {
         for (name, _) in POLICIES {
-            let written = name.replace(":N", ":3").replace(":T", ":1.5");
+            let written = name.replace(":N", ":3").replace(":T", ":1.5").replace(":S", ":4");
             let spec: PolicySpec = written.parse().expect("what is listed parses");
             assert_eq!(spec.build().name(), written);
         }

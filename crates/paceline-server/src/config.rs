@@ -4,8 +4,8 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use paceline_core::{LedgerState, RoundConfig, Version};
 use paceline_model::Model;
-use paceline_params::{Checkpoint, Clip, FlatVec, LrScaling, OptimizerSpec, Schedule, TensorSpec};
-use paceline_policy::PolicySpec;
+use paceline_params::{Checkpoint, FlatVec, LrScaling, TensorSpec, UpdateConfig};
+use paceline_policy::{Objective, PolicySpec};
 use serde::{Deserialize, Serialize};
 
 /// One run, from its first round to its last.
@@ -27,6 +27,8 @@ pub struct ServerConfig {
     pub micro_batches: u32,
     /// When a round stops waiting.
     pub policy: PolicySpec,
+    /// What it wants the most of.
+    pub objective: Objective,
     /// The model of run-times that such policies begin with as have one.
     pub run_time_model: Arc<Model>,
     /// Quorum, graces, stragglers, and how many workers the first round waits for.
@@ -56,6 +58,11 @@ impl ServerConfig {
     pub(crate) fn folds_at_close(&self) -> bool {
         self.deterministic || self.policy.build().closes_by_block()
     }
+
+    /// Whether something depends on the gradient noise scale.
+    pub(crate) fn wants_noise(&self) -> bool {
+        self.objective == Objective::Progress || self.update.scaling == LrScaling::AdaScale
+    }
 }
 
 /// Shards, blocks, and memory for contributions that wait to be folded.
@@ -70,23 +77,6 @@ pub struct Placement {
     /// The most memory that staged contributions may take, over all shards. At least one
     /// contribution always fits.
     pub staging_bytes: u64,
-}
-
-/// How an update is made of a round's sum.
-#[derive(Debug, Clone)]
-pub struct UpdateConfig {
-    /// The rule.
-    pub optimizer: OptimizerSpec,
-    /// Learning rate before schedule and scaling.
-    pub learning_rate: f32,
-    /// The learning rate over rounds.
-    pub schedule: Schedule,
-    /// How it follows the contributed weight.
-    pub scaling: LrScaling,
-    /// The weight at which scaling is 1.
-    pub reference_weight: f64,
-    /// Bound on the norm of the mean gradient.
-    pub clip: Clip,
 }
 
 /// When the run is over; whichever comes first.

@@ -1,8 +1,7 @@
 //! From a closed round's sums to the update: learning rate, denominators, clipping.
 
 use paceline_core::BlockClose;
-
-use crate::config::UpdateConfig;
+use paceline_params::UpdateConfig;
 
 /// How a round's sums become its update.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,18 +12,18 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// `gradient_norm` is that of the mean gradient; without clipping it does not matter.
+    /// `gradient_norm` is that of the mean gradient; without clipping it does not matter. `noise` is
+    /// the gradient noise scale, if it is known.
     pub(crate) fn new(
         config: &UpdateConfig,
         round: u64,
         closes: &[BlockClose],
         gradient_norm: f64,
+        noise: Option<f64>,
     ) -> Self {
         let clip = config.clip.factor(gradient_norm);
         Plan {
-            learning_rate: config.learning_rate
-                * config.schedule.at(round)
-                * config.scaling.factor(weight(closes), config.reference_weight),
+            learning_rate: config.learning_rate(round, weight(closes), noise),
             scales: closes.iter().map(|close| clip * (1.0 / close.weight()) as f32).collect(),
         }
     }
@@ -69,7 +68,7 @@ mod tests {
         let closes = [close(&[10.0, 20.0])];
         let norm = gradient_norm(&closes, &[900.0]);
         assert_eq!(norm, 1.0);
-        let plan = Plan::new(&config(), 0, &closes, norm);
+        let plan = Plan::new(&config(), 0, &closes, norm, None);
         assert_eq!(plan.scales, [1.0 / 30.0]);
         assert!((plan.learning_rate - 0.075).abs() < 1e-7);
     }
@@ -77,7 +76,7 @@ mod tests {
     #[test]
     fn a_long_gradient_is_clipped_to_its_bound() {
         let config = UpdateConfig { clip: "norm:0.5".parse().unwrap(), ..config() };
-        let plan = Plan::new(&config, 0, &[close(&[10.0])], 1.0);
+        let plan = Plan::new(&config, 0, &[close(&[10.0])], 1.0, None);
         assert!((plan.scales[0] - 0.05).abs() < 1e-7);
     }
 }

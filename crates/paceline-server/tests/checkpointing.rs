@@ -11,7 +11,7 @@ use std::{
 };
 
 use common::{PARAMS, SAMPLES, Server, config};
-use paceline_core::{Event, EventKind, SampleRange, StopReason, Version, WorkerId};
+use paceline_core::{Event, EventKind, Portion, SampleRange, StopReason, Version, WorkerId};
 use paceline_params::{OptimizerSpec, checkpoint};
 use paceline_server::{CheckpointConfig, Outcome, ServerConfig, ServerError, Start};
 use paceline_worker::{Compute, Tally, WorkerError};
@@ -170,20 +170,26 @@ fn an_interrupted_run_ends_with_the_same_bits_as_one_that_was_not() {
 
 /// Which samples the updates of a run used, from its events alone.
 fn used(events: &[Event], used: &mut BTreeMap<u32, Vec<u32>>) {
-    let mut given: BTreeMap<(WorkerId, Version), SampleRange> = BTreeMap::new();
-    let mut arrived: Vec<SampleRange> = Vec::new();
+    let mut given: BTreeMap<(WorkerId, Version), Portion> = BTreeMap::new();
+    let mut arrived: Vec<Portion> = Vec::new();
     for event in events {
         match &event.kind {
             EventKind::RoundStarted { round, work } => {
                 arrived.clear();
-                given.extend(work.iter().map(|work| ((work.worker, round.base()), work.range)));
+                given.extend(
+                    work.iter().map(|work| ((work.worker, round.base()), work.portion.clone())),
+                );
             }
             EventKind::Enlisted { round, work } => {
-                given.insert((work.worker, round.base()), work.range);
+                given.insert((work.worker, round.base()), work.portion.clone());
             }
-            EventKind::Arrived { worker, base, .. } => arrived.push(given[&(*worker, *base)]),
+            EventKind::Arrived { worker, base, .. } => {
+                arrived.push(given[&(*worker, *base)].clone())
+            }
             EventKind::Closed { .. } => {
-                for range in arrived.drain(..) {
+                let ranges: Vec<SampleRange> =
+                    arrived.drain(..).flat_map(|portion| portion.ranges().to_vec()).collect();
+                for range in ranges {
                     let epoch =
                         used.entry(range.epoch).or_insert_with(|| vec![0; SAMPLES as usize]);
                     let samples = &mut epoch[range.start as usize..range.end as usize];

@@ -3,8 +3,8 @@
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use paceline_core::{
-    Blocks, Contribution, CutReason, EventKind, LeaveReason, Phase, Policy, Round, RoundConfig,
-    RoundMachine, SampleRange, Straggler, Time, Version, Work, WorkerId,
+    Blocks, Contribution, CutReason, EventKind, LeaveReason, Phase, Policy, Portion, Round,
+    RoundConfig, RoundMachine, SampleRange, Straggler, Time, Version, Work, WorkerId,
 };
 
 use crate::{
@@ -139,9 +139,8 @@ impl Driver<'_> {
             self.deliver();
             self.decide(opened);
         }
-        if self.straggler != Straggler::Finish {
-            self.busy.clear();
-        }
+        // What a close took from stragglers never comes.
+        self.busy.retain(|Reverse((_, worker, ..))| self.machine.is_working(*worker));
         self.closed.take()
     }
 
@@ -180,7 +179,8 @@ impl Driver<'_> {
     }
 
     fn contribute(&mut self, worker: WorkerId, base: Version, weight: f64, at: Time) {
-        let contribution = Contribution { worker, base, weight, loss: 0.0, blocks: Blocks::All };
+        let (loss, square, blocks) = (0.0, None, Blocks::All);
+        let contribution = Contribution { worker, base, weight, loss, square, blocks };
         self.machine.handle_arrival(contribution, at).expect("it was given that work");
     }
 
@@ -223,13 +223,19 @@ impl Driver<'_> {
         for worker in 0..self.world.workers() {
             if let Some(ends) = self.world.micro_ends(worker) {
                 let done = ends.partition_point(|&end| end <= elapsed) as u32;
-                self.machine.handle_progress(WorkerId(worker as u32), base, done);
+                if let Some(last) = (done as usize).checked_sub(1) {
+                    let at = opened + Time::span(ends[last]);
+                    self.machine.handle_progress(WorkerId(worker as u32), base, done, at);
+                }
             }
         }
     }
 
     /// Stragglers push the micro-batches they have finished.
     fn salvage(&mut self, stragglers: &[WorkerId], base: Version, opened: Time) {
+        if self.machine.phase() == Phase::Closed {
+            return;
+        }
         let elapsed = self.now.since(opened).as_secs_f64();
         for &worker in stragglers {
             let ends = self.world.micro_ends(worker.0 as usize);
@@ -244,5 +250,5 @@ impl Driver<'_> {
 
 fn whole_work(worker: WorkerId, samples: u32) -> Work {
     let range = SampleRange { epoch: 0, start: 0, end: samples };
-    Work { worker, range, waited_for: false }
+    Work { worker, portion: Portion::new(range), waited_for: false }
 }

@@ -72,8 +72,12 @@ impl Policy for Timed {
         self.inner.admissible_lag()
     }
 
-    fn grace(&mut self, view: &RoundView<'_>) -> Duration {
-        self.spend(false, |policy| policy.grace(view))
+    fn noise(&mut self, scale: f64) {
+        self.inner.noise(scale);
+    }
+
+    fn grace(&mut self, view: &RoundView<'_>, pays: Duration) -> Duration {
+        self.spend(false, |policy| policy.grace(view, pays))
     }
 
     fn closes_by_block(&self) -> bool {

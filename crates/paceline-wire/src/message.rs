@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use paceline_core::{BlockClose, LeaveReason, SampleRange, Straggler, Version, WorkerId};
+use paceline_core::{BlockClose, LeaveReason, Portion, Straggler, Version, WorkerId};
 use paceline_params::{Layout, OptimizerSpec, ParamHash};
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +75,8 @@ pub struct Job {
     pub micro_batches: u32,
     /// What to do at a cut.
     pub straggler: Straggler,
+    /// Whether to say the norm of each gradient sum.
+    pub norms: bool,
     /// How the parameters are cut into blocks and spread over shards.
     pub layout: Layout,
     /// Where each shard is; empty means the address the coordinator was reached at.
@@ -89,7 +91,7 @@ pub enum ToWorker {
         /// The version to compute from.
         base: Version,
         /// The samples, as positions in the epoch's order.
-        range: SampleRange,
+        portion: Portion,
         /// Whether it may push as soon as it is done, or must wait for [`ToWorker::Push`].
         push_at_once: bool,
     },
@@ -145,6 +147,8 @@ pub enum FromWorker {
         weight: f64,
         /// Sum of the loss over them.
         loss: f64,
+        /// Squared norm of the gradient sum, if the job asks for it.
+        square: Option<f64>,
     },
     /// Stopped because of a cut.
     Aborted {
@@ -203,6 +207,8 @@ pub enum ToShard {
         worker: WorkerId,
         /// The version it was computed from.
         base: Version,
+        /// What of it counts: 1, or less for a late one.
+        share: f32,
     },
     /// A contribution does not count.
     Discard {

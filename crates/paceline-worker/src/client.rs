@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use paceline_core::WorkerId;
+use paceline_core::{Straggler, WorkerId};
 use paceline_wire::{
     BlockingReader, BlockingWriter, Connect, FrameError,
     message::{FromWorker, Hello, Job, Reply, Role, ToWorker},
@@ -21,6 +21,7 @@ use thiserror::Error;
 use crate::{
     data::DataPlane,
     mailbox::{Mailbox, Next},
+    outbox::Outbox,
     slowness::SlownessSpec,
     work::{Bench, Compute, Ended, Tally},
 };
@@ -109,14 +110,20 @@ pub fn run(
     let me = (job.worker, job.session);
     let data = DataPlane::connect(connect, &addresses, &job.layout, token, me).map_err(join)?;
     let total = job.layout.total();
+    let parts = job.micro_batches.max(1);
+    let salvages = job.straggler == Straggler::Salvage;
+    let outbox = Arc::new(Outbox::new(data, parts, salvages, job.norms));
+    if salvages {
+        answer_cuts(Arc::clone(&outbox), Arc::clone(&mailbox), voice.clone());
+    }
     let mut bench = Bench {
         compute: &mut *compute,
-        data,
+        outbox: &outbox,
         mailbox: &mailbox,
         slowness: config.slowness.of(job.worker, job.seed),
         seed: job.seed,
         samples: job.samples,
-        micro_batches: job.micro_batches.max(1),
+        micro_batches: parts,
         params: vec![0.0; total],
         gradient: vec![0.0; total],
         order: Bench::no_order(),
@@ -136,9 +143,10 @@ fn work(bench: &mut Bench<'_>, voice: &Voice) -> Result<Tally, WorkerError> {
             }
             Next::Stop(Err(error)) => break Err(WorkerError::Lost(error)),
         };
-        match bench.work(task, &|message| voice.say(message)) {
+        match bench.work(&task, &|message| voice.say(message)) {
             Ok(Ended::Pushed) => tally.finished += 1,
-            Ok(Ended::Aborted(_)) => tally.aborted += 1,
+            Ok(Ended::Salvaged) => tally.salvaged += 1,
+            Ok(Ended::Aborted) => tally.aborted += 1,
             // At the end of a run connections close in any order; and what a shard found wrong, the
             // coordinator should hear from it before it hears goodbye.
             Err(error) => match bench.mailbox.stopped(LAST_WORD) {
@@ -171,6 +179,14 @@ fn listen(mut reader: Reader, me: WorkerId, mailbox: Arc<Mailbox>) {
     thread::Builder::new()
         .name("listen".to_owned())
         .spawn(listen)
+        .expect("failed to start a thread");
+}
+
+fn answer_cuts(outbox: Arc<Outbox>, mailbox: Arc<Mailbox>, voice: Voice) {
+    let answer = move || outbox.answer_cuts(&mailbox, &|message| voice.say(message));
+    thread::Builder::new()
+        .name("answer cuts".to_owned())
+        .spawn(answer)
         .expect("failed to start a thread");
 }
 

@@ -2,14 +2,16 @@
 //!
 //! [`run`] is the whole life of one. What it computes is behind [`Compute`], so native models,
 //! PyTorch and measurements use the same loop. It works with plain threads: one computes, one
-//! listens to the coordinator, one keeps giving signs of life.
+//! listens to the coordinator, one keeps giving signs of life, and one answers cuts with what is
+//! finished, while a micro-batch is under way.
 
 mod client;
 mod data;
 mod mailbox;
+mod outbox;
 mod slowness;
 mod work;
 
 pub use client::{WorkerConfig, WorkerError, run};
 pub use slowness::{Slowness, SlownessError, SlownessSpec};
-pub use work::{Compute, Tally, micro_batch};
+pub use work::{Compute, Tally, micro_batch, part_of};

@@ -5,14 +5,14 @@ use std::{
     time::Duration,
 };
 
-use paceline_core::{SampleRange, Version, WorkerId};
+use paceline_core::{Portion, Version, WorkerId};
 use paceline_wire::message::ToWorker;
 
 /// Work that the coordinator has given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Task {
     pub(crate) base: Version,
-    pub(crate) range: SampleRange,
+    pub(crate) portion: Portion,
     pub(crate) push_at_once: bool,
 }
 
@@ -37,6 +37,8 @@ struct State {
     may_push: Option<Version>,
     cut: Option<Version>,
     stop: Option<Result<String, String>>,
+    /// The last round that closed.
+    over: Option<Version>,
     closed: u64,
     used: u64,
 }
@@ -45,14 +47,15 @@ impl Mailbox {
     pub(crate) fn deliver(&self, me: WorkerId, message: ToWorker) {
         let mut state = self.lock();
         match message {
-            ToWorker::Work { base, range, push_at_once } => {
+            ToWorker::Work { base, portion, push_at_once } => {
                 // Newer work replaces older: that round is over.
-                state.task = Some(Task { base, range, push_at_once });
+                state.task = Some(Task { base, portion, push_at_once });
             }
             ToWorker::Push { base } => state.may_push = Some(base),
             ToWorker::Cut { base } => state.cut = Some(base),
-            ToWorker::Closed { members, .. } => {
+            ToWorker::Closed { base, members, .. } => {
                 state.closed += 1;
+                state.over = Some(base);
                 let byte = members.get(me.0 as usize / 8).copied().unwrap_or(0);
                 state.used += u64::from(byte >> (me.0 % 8) & 1);
             }
@@ -83,16 +86,36 @@ impl Mailbox {
         }
     }
 
-    /// Whether work on `base` is of no use any more.
-    pub(crate) fn is_over(&self, base: Version) -> bool {
-        self.lock().is_over(base)
+    /// Whether to stop computing from `base`.
+    pub(crate) fn is_cut(&self, base: Version) -> bool {
+        self.lock().is_cut(base)
+    }
+
+    /// Whether what was computed from `base` is of no use any more. At a cut it still is where
+    /// stragglers push what they have.
+    pub(crate) fn is_over(&self, base: Version, salvages: bool) -> bool {
+        self.lock().is_over(base, salvages)
+    }
+
+    /// Waits for a round to be cut that comes after `last`; `None` when the run is over.
+    pub(crate) fn next_cut(&self, last: Option<Version>) -> Option<Version> {
+        let mut state = self.lock();
+        loop {
+            if state.stop.is_some() {
+                return None;
+            }
+            if state.cut > last {
+                return state.cut;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     /// Waits until the contribution from `base` may be pushed; false if it need not be any more.
-    pub(crate) fn may_push(&self, base: Version) -> bool {
+    pub(crate) fn may_push(&self, base: Version, salvages: bool) -> bool {
         let mut state = self.lock();
         loop {
-            if state.is_over(base) {
+            if state.is_over(base, salvages) {
                 return false;
             }
             if state.may_push == Some(base) {
@@ -122,20 +145,31 @@ impl Mailbox {
 }
 
 impl State {
-    fn is_over(&self, base: Version) -> bool {
+    fn is_cut(&self, base: Version) -> bool {
+        self.is_over(base, false)
+    }
+
+    fn is_over(&self, base: Version, salvages: bool) -> bool {
+        let told = if salvages { self.over } else { self.cut };
         self.stop.is_some()
-            || self.cut.is_some_and(|cut| cut >= base)
-            || self.task.is_some_and(|task| task.base > base)
+            || told.is_some_and(|told| told >= base)
+            || self.task.as_ref().is_some_and(|task| task.base > base)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use paceline_core::SampleRange;
+
     use super::*;
 
     fn work(base: u64) -> ToWorker {
-        let range = SampleRange { epoch: 0, start: 0, end: 1 };
-        ToWorker::Work { base: Version(base), range, push_at_once: true }
+        let portion = Portion::new(SampleRange { epoch: 0, start: 0, end: 1 });
+        ToWorker::Work { base: Version(base), portion, push_at_once: true }
+    }
+
+    fn closed(base: u64, members: Vec<u8>) -> ToWorker {
+        ToWorker::Closed { base: Version(base), accepted: 1, weight: 1.0, members }
     }
 
     #[test]
@@ -144,14 +178,17 @@ mod tests {
         let mailbox = Mailbox::default();
         mailbox.deliver(me, work(3));
         assert!(matches!(mailbox.next(), Next::Task(task) if task.base == Version(3)));
-        assert!(!mailbox.is_over(Version(3)));
+        assert!(!mailbox.is_cut(Version(3)));
         mailbox.deliver(me, ToWorker::Cut { base: Version(2) });
-        assert!(!mailbox.is_over(Version(3)));
+        assert!(!mailbox.is_cut(Version(3)));
         mailbox.deliver(me, ToWorker::Cut { base: Version(3) });
-        assert!(mailbox.is_over(Version(3)));
-        assert!(!mailbox.may_push(Version(3)));
+        assert!(mailbox.is_cut(Version(3)));
+        assert!(!mailbox.may_push(Version(3), false));
+        assert!(!mailbox.is_over(Version(3), true), "what is finished can be salvaged");
+        mailbox.deliver(me, closed(3, vec![]));
+        assert!(!mailbox.may_push(Version(3), true));
         mailbox.deliver(me, work(5));
-        assert!(mailbox.is_over(Version(4)));
+        assert!(mailbox.is_over(Version(4), true));
         mailbox.deliver(me, ToWorker::Stop("done".to_owned()));
         assert_eq!(mailbox.next(), Next::Stop(Ok("done".to_owned())));
     }
@@ -160,8 +197,7 @@ mod tests {
     fn a_worker_is_told_whether_it_was_used() {
         let mailbox = Mailbox::default();
         for members in [vec![0, 0b10], vec![], vec![0xff, 0xfd]] {
-            let told = ToWorker::Closed { base: Version(0), accepted: 1, weight: 1.0, members };
-            mailbox.deliver(WorkerId(9), told);
+            mailbox.deliver(WorkerId(9), closed(0, members));
         }
         assert_eq!(mailbox.rounds(), (3, 1));
     }

@@ -113,10 +113,15 @@ impl Slowness {
     /// How slow this worker is in the round on `base`.
     pub(crate) fn round(&self, base: Version) -> Pace {
         Pace {
-            factor: self.factor * self.draw(base) * self.of_node(base),
+            factor: self.factor(base),
             nominal: self.nominal,
             kill: self.kill.is_some_and(|at| base >= at),
         }
+    }
+
+    /// By how much the round on `base` takes longer.
+    pub fn factor(&self, base: Version) -> f64 {
+        self.factor * self.draw(base) * self.of_node(base)
     }
 
     /// The same for the same seed, worker and round, whatever happened before.

@@ -4,8 +4,8 @@ use paceline_core::EpochOrder;
 use paceline_wire::{FrameError, message::FromWorker};
 
 use crate::{
-    data::DataPlane,
     mailbox::{Mailbox, Task},
+    outbox::{Outbox, Say},
     slowness::Slowness,
 };
 
@@ -14,7 +14,7 @@ pub trait Compute {
     /// These are the parameters to compute from.
     fn load(&mut self, params: &[f32]);
 
-    /// Empties `gradient` before a round's first micro-batch.
+    /// Empties `gradient` before a round, or before each of its micro-batches.
     fn clear(&mut self, gradient: &mut [f32]) {
         gradient.fill(0.0);
     }
@@ -29,7 +29,9 @@ pub trait Compute {
 pub struct Tally {
     /// Rounds it took part in to the end.
     pub finished: u64,
-    /// Rounds it was cut short in.
+    /// Rounds it was cut short in, and pushed what it had finished.
+    pub salvaged: u64,
+    /// Rounds it was cut short in with nothing to show.
     pub aborted: u64,
     /// Rounds that closed while it was there.
     pub closed: u64,
@@ -40,13 +42,14 @@ pub struct Tally {
 /// Everything one round's work needs.
 pub(crate) struct Bench<'a> {
     pub(crate) compute: &'a mut dyn Compute,
-    pub(crate) data: DataPlane,
+    pub(crate) outbox: &'a Outbox,
     pub(crate) mailbox: &'a Mailbox,
     pub(crate) slowness: Slowness,
     pub(crate) seed: u64,
     pub(crate) samples: u32,
     pub(crate) micro_batches: u32,
     pub(crate) params: Vec<f32>,
+    /// One micro-batch's sum, where micro-batches count one by one; else that of all so far.
     pub(crate) gradient: Vec<f32>,
     pub(crate) order: EpochOrder,
 }
@@ -54,80 +57,63 @@ pub(crate) struct Bench<'a> {
 /// How a round's work ended.
 pub(crate) enum Ended {
     Pushed,
-    /// After so many micro-batches it was of no use any more.
-    Aborted(u32),
+    /// What was finished was pushed at the cut.
+    Salvaged,
+    /// It was of no use any more.
+    Aborted,
 }
 
 impl Bench<'_> {
     /// Does one round's work and says to the coordinator what comes of it.
-    pub(crate) fn work(
-        &mut self,
-        task: Task,
-        say: &dyn Fn(FromWorker) -> Result<(), FrameError>,
-    ) -> Result<Ended, FrameError> {
+    pub(crate) fn work(&mut self, task: &Task, say: Say<'_>) -> Result<Ended, FrameError> {
         let base = task.base;
-        let ended = self.attempt(task, say)?;
-        if let Ended::Aborted(done) = ended {
-            say(FromWorker::Aborted { base, done })?;
-        }
-        Ok(ended)
-    }
-
-    fn attempt(
-        &mut self,
-        task: Task,
-        say: &dyn Fn(FromWorker) -> Result<(), FrameError>,
-    ) -> Result<Ended, FrameError> {
-        let Task { base, push_at_once, .. } = task;
-        if self.data.pull(base, &mut self.params)? != Some(base) {
-            return Ok(Ended::Aborted(0));
+        if self.outbox.lock().data.pull(base, &mut self.params)? != Some(base) {
+            say(FromWorker::Aborted { base, done: 0 })?;
+            return Ok(Ended::Aborted);
         }
         self.compute.load(&self.params);
-        let (done, loss) = self.compute(task, say)?;
-        let mailbox = self.mailbox;
-        if done < self.micro_batches || mailbox.is_over(base) {
-            return Ok(Ended::Aborted(done));
-        }
-        say(FromWorker::Done { base, weight: f64::from(task.range.len()), loss })?;
-        if !push_at_once && !mailbox.may_push(base) {
-            return Ok(Ended::Aborted(done));
-        }
-        match self.data.push(base, &self.gradient, || mailbox.is_over(base))? {
-            true => Ok(Ended::Pushed),
-            false => Ok(Ended::Aborted(done)),
+        self.outbox.begin(task);
+        self.compute(task, say)?;
+        match self.outbox.send(self.mailbox, base, say)? {
+            Some(Ok(())) => Ok(Ended::Pushed),
+            Some(Err(done)) => {
+                say(FromWorker::Aborted { base, done })?;
+                Ok(Ended::Aborted)
+            }
+            None => Ok(Ended::Salvaged),
         }
     }
 
-    /// Computes micro-batch after micro-batch until all are done or the round is over; returns how
-    /// many and the sum of their loss.
-    fn compute(
-        &mut self,
-        task: Task,
-        say: &dyn Fn(FromWorker) -> Result<(), FrameError>,
-    ) -> Result<(u32, f64), FrameError> {
-        let Task { base, range, .. } = task;
-        if self.order.epoch() != range.epoch {
-            self.order = EpochOrder::new(self.seed, range.epoch, self.samples);
+    /// Computes micro-batch after micro-batch until all are done or the round is over.
+    fn compute(&mut self, task: &Task, say: Say<'_>) -> Result<(), FrameError> {
+        let Task { base, portion, .. } = task;
+        if let Some(epoch) = portion.epoch().filter(|&epoch| epoch != self.order.epoch()) {
+            self.order = EpochOrder::new(self.seed, epoch, self.samples);
         }
-        let samples = self.order.samples(range.start, range.end).ok_or_else(|| {
-            FrameError::Unexpected(format!("work on {range} of {} samples", self.samples))
+        let samples = portion.samples(&self.order).ok_or_else(|| {
+            FrameError::Unexpected(format!("work on {portion} of {} samples", self.samples))
         })?;
-        self.compute.clear(&mut self.gradient);
-        let pace = self.slowness.round(base);
-        let mut loss = 0.0;
+        let pace = self.slowness.round(*base);
         for part in 0..self.micro_batches {
-            if self.mailbox.is_over(base) {
-                return Ok((part, loss));
+            if self.mailbox.is_cut(*base) {
+                return Ok(());
             }
-            let micro = micro_batch(samples, part, self.micro_batches);
+            let micro = micro_batch(&samples, part, self.micro_batches);
+            if part == 0 || self.outbox.salvages {
+                self.compute.clear(&mut self.gradient);
+            }
+            let mut loss = 0.0;
             pace.micro_batch(self.micro_batches, || {
-                loss += self.compute.gradient(micro, &mut self.gradient);
+                loss = self.compute.gradient(micro, &mut self.gradient);
             });
+            if !self.outbox.add(loss, &mut self.gradient) {
+                return Ok(());
+            }
             if part + 1 < self.micro_batches {
-                say(FromWorker::Progress { base, done: part + 1 })?;
+                say(FromWorker::Progress { base: *base, done: part + 1 })?;
             }
         }
-        Ok((self.micro_batches, loss))
+        Ok(())
     }
 
     /// An order that is nobody's yet.
@@ -139,8 +125,13 @@ impl Bench<'_> {
 /// Part `part` of `samples` cut into `parts` parts that differ by at most one sample. Part of the
 /// contract of exact mode: a reference must cut the same way.
 pub fn micro_batch(samples: &[u32], part: u32, parts: u32) -> &[u32] {
-    let cut = |part: u32| (samples.len() as u64 * u64::from(part) / u64::from(parts)) as usize;
+    let cut = |part: u32| part_of(samples.len() as u32, part, parts) as usize;
     &samples[cut(part)..cut(part + 1)]
+}
+
+/// Samples in the first `done` of `parts` micro-batches of `samples`.
+pub fn part_of(samples: u32, done: u32, parts: u32) -> u32 {
+    (u64::from(samples) * u64::from(done) / u64::from(parts)) as u32
 }
 
 #[cfg(test)]

@@ -6,11 +6,11 @@
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result, bail, ensure};
-use paceline_core::{RoundConfig, Straggler};
+use paceline_core::{Late, RoundConfig, Straggler};
 use paceline_nn::{DataSource, ModelSpec};
-use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule};
-use paceline_policy::{Cutoff, PolicySpec};
-use paceline_server::{Limits, Placement, UpdateConfig};
+use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig};
+use paceline_policy::{Cutoff, Objective, PolicySpec};
+use paceline_server::{Limits, Placement};
 use paceline_wire::frame::MAX_BLOCK;
 use paceline_worker::SlownessSpec;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -41,7 +41,9 @@ pub(crate) struct RunConfig {
     pub(crate) quorum_grace: Span,
     pub(crate) join_grace: Span,
     pub(crate) liveness: Span,
-    pub(crate) straggler: Straggler,
+    pub(crate) straggler: Option<Straggler>,
+    pub(crate) late: Late,
+    pub(crate) objective: Objective,
     pub(crate) batch: u32,
     pub(crate) micro_batches: u32,
     pub(crate) optimizer: OptimizerSpec,
@@ -98,7 +100,9 @@ impl Default for RunConfig {
             quorum_grace: Span::secs(10),
             join_grace: Span::secs(60),
             liveness: Span::secs(10),
-            straggler: Straggler::Abort,
+            straggler: None,
+            late: Late::Drop,
+            objective: Objective::Samples,
             batch: 32,
             micro_batches: 4,
             optimizer: OptimizerSpec::MOMENTUM,
@@ -201,8 +205,11 @@ impl RunConfig {
         if self.deterministic && self.policy != PolicySpec::Full {
             bail!("deterministic needs --policy full: which workers are in time is not determined");
         }
-        if self.straggler == Straggler::Salvage {
-            bail!("straggler salvage is for `paceline simulate`; here use abort or finish");
+        if self.straggler == Some(Straggler::Salvage) && self.micro_batches < 2 {
+            bail!("straggler salvage needs at least two micro-batches: of one there is no part");
+        }
+        if self.late == Late::Fold && self.straggler() != Straggler::Finish {
+            bail!("late fold needs --straggler finish: others give up what they are at");
         }
         let named = self.slowness()?.workers();
         let strangers: Vec<String> =
@@ -255,10 +262,20 @@ impl RunConfig {
             quorum_grace: self.quorum_grace.0,
             expected: self.workers as usize,
             join_grace: self.join_grace.0,
-            straggler: self.straggler,
+            straggler: self.straggler(),
+            late: self.late,
             micro_batches: self.micro_batches,
             blocks: 0,
         }
+    }
+
+    /// What stragglers do: what is finished counts, unless something else is asked for. Who waits for
+    /// all has none.
+    pub(crate) fn straggler(&self) -> Straggler {
+        self.straggler.unwrap_or(match self.micro_batches > 1 && self.policy != PolicySpec::Full {
+            true => Straggler::Salvage,
+            false => Straggler::Abort,
+        })
     }
 
     pub(crate) fn placement(&self, remote: bool) -> Placement {
@@ -408,11 +425,12 @@ mod tests {
             eval_every: Some(1),
             checkpoint_every: Some(1),
             nominal: Some(Span::secs(1)),
+            straggler: Some(Straggler::Abort),
             ..RunConfig::default()
         };
         let names: Vec<String> =
             toml::Table::try_from(config).unwrap().into_iter().map(|(n, _)| n).collect();
-        assert_eq!(names.len(), 33, "a setting that is not drawn");
+        assert_eq!(names.len(), 35, "a setting that is not drawn");
         prop::sample::select(names)
     }
 

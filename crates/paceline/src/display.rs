@@ -231,6 +231,7 @@ mod tests {
             version,
             learning_rate,
             gradient_norm,
+            noise_scale: None,
             loss,
             weight,
             param_hash,

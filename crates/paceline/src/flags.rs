@@ -2,10 +2,10 @@
 
 use anyhow::{Context, Result};
 use clap::Args;
-use paceline_core::Straggler;
+use paceline_core::{Late, Straggler};
 use paceline_nn::{DataSource, ModelSpec};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule};
-use paceline_policy::PolicySpec;
+use paceline_policy::{Objective, PolicySpec};
 use serde::{Serialize, Serializer};
 
 use crate::{
@@ -71,10 +71,21 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_LIVENESS", value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) liveness: Option<Span>,
-    /// What a straggler does at the cut: abort or finish [default: abort]
+    /// What a straggler does at the cut: salvage (push what is finished), abort or finish
+    /// [default: salvage where there are two or more micro-batches]
     #[arg(long, env = "PACELINE_STRAGGLER")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) straggler: Option<Straggler>,
+    /// What becomes of a gradient that comes after its round has closed, with --straggler finish:
+    /// drop, or fold it into the next round by its staleness [default: drop]
+    #[arg(long, env = "PACELINE_LATE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) late: Option<Late>,
+    /// What a round wants the most of, a second: samples, or progress (by the gradient noise scale;
+    /// goes well with --lr-scaling adascale) [default: samples]
+    #[arg(long, env = "PACELINE_OBJECTIVE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) objective: Option<Objective>,
     /// Samples per worker and round [default: 32]
     #[arg(long, env = "PACELINE_BATCH", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -96,7 +107,8 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_SCHEDULE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) schedule: Option<Schedule>,
-    /// How the learning rate follows the contributed weight: linear, sqrt, none [default: linear]
+    /// How the learning rate follows the contributed weight: linear, sqrt, adascale,
+    /// none [default: linear]
     #[arg(long, env = "PACELINE_LR_SCALING")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lr_scaling: Option<LrScaling>,

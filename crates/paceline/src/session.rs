@@ -248,6 +248,7 @@ fn server_config(
         batch: config.batch,
         micro_batches: config.micro_batches,
         policy: config.policy,
+        objective: config.objective,
         run_time_model,
         round: config.round(),
         placement: config.placement(others.remote_shards),

@@ -89,8 +89,11 @@ impl fmt::Display for Summary {
             show(self.loss, 1.0, ""),
             show(self.test_loss, 1.0, "")
         )?;
-        let SampleCounts { used, dropped, requeued } = self.samples;
-        writeln!(f, "  samples   {used} used, {dropped} dropped, {requeued} requeued")?;
+        let SampleCounts { used, dropped, requeued, salvaged } = self.samples;
+        writeln!(
+            f,
+            "  samples   {used} used ({salvaged} salvaged), {dropped} dropped, {requeued} requeued"
+        )?;
         let open = self.ledger.unused.iter().map(|range| u64::from(range.len())).sum::<u64>();
         let balance = if self.ledger.balanced { "balances" } else { "DOES NOT BALANCE" };
         write!(f, "  ledger    {} epochs complete", self.ledger.epochs)?;

@@ -6,7 +6,8 @@ use std::{collections::BTreeMap, sync::Mutex};
 
 use common::Place;
 use paceline_core::{
-    Blocks, Contribution, Event, EventKind, Round, RoundConfig, RoundMachine, Time, WorkerId,
+    Blocks, Contribution, Event, EventKind, Round, RoundConfig, RoundMachine, Straggler, Time,
+    WorkerId,
 };
 use paceline_policy::PolicySpec;
 use paceline_sim::{Recorded, Replay};
@@ -50,6 +51,7 @@ fn redriven(events: &[Event], policy: &str, config: RoundConfig) -> Vec<Event> {
             base,
             weight,
             loss,
+            square: None,
             blocks: Blocks::All,
         };
         match event.kind.clone() {
@@ -77,7 +79,10 @@ fn redriven(events: &[Event], policy: &str, config: RoundConfig) -> Vec<Event> {
             EventKind::Aborted { worker, base, done } => {
                 machine.handle_aborted(worker, base, done, event.at).unwrap();
             }
-            EventKind::Cut { .. } => machine.decide(event.at),
+            EventKind::Progress { worker, base, done } => {
+                machine.handle_progress(worker, base, done, event.at);
+            }
+            EventKind::Cut { .. } | EventKind::Closed { .. } => machine.decide(event.at),
             _ => {}
         }
     }
@@ -88,21 +93,26 @@ fn redriven(events: &[Event], policy: &str, config: RoundConfig) -> Vec<Event> {
 fn a_live_run_re_driven_from_its_log_makes_the_same_cuts_with_the_same_members() {
     let _alone = ALONE.lock().unwrap_or_else(|held| held.into_inner());
     let place = Place::new();
-    for policy in ["auto", "filter", "bdsgd", "bdsgd:paper", "static:3", "deadline:0.06", "bandit"]
-    {
-        let name = policy.replace([':', '.'], "-");
+    let abort = ["auto", "filter", "bdsgd", "bdsgd:paper", "static:3", "deadline:0.06", "bandit"];
+    let salvage = ["auto", "static:2", "deadline:0.02"];
+    let cases = abort.map(|policy| (policy, Straggler::Abort)).into_iter();
+    for (policy, straggler) in cases.chain(salvage.map(|policy| (policy, Straggler::Salvage))) {
+        let name = format!("{}-{straggler}", policy.replace([':', '.'], "-"));
         place
             .run(&format!(
                 "train --model softmax --workers 4 --shards 2 --rounds 40 --nominal 15ms \
-                 --stragglers slow:3:3,stalls:3 --policy {policy} --name {name}"
+                 --stragglers slow:3:3,stalls:3 --policy {policy} --straggler {straggler} \
+                 --name {name}"
             ))
             .ok();
         let events = place.events(&name);
-        let config = RoundConfig { expected: 4, ..RoundConfig::default() };
+        let micro_batches = 4;
+        let config =
+            RoundConfig { expected: 4, straggler, micro_batches, ..RoundConfig::default() };
         let (live, again) = (outcomes(&events), outcomes(&redriven(&events, policy, config)));
         assert!(live.len() >= 80, "{policy}: {} cuts and closes", live.len());
         for (live, again) in live.iter().zip(&again) {
-            assert_eq!(live, again, "{policy}");
+            assert_eq!(live, again, "{policy} {straggler}");
         }
     }
 }
@@ -118,7 +128,7 @@ fn accepted_live(
     place
         .run(&format!(
             "train --model softmax --workers 4 --rounds {rounds} --nominal 150ms \
-             --stragglers {stragglers} --policy {policy} --name {name}"
+             --straggler abort --stragglers {stragglers} --policy {policy} --name {name}"
         ))
         .ok();
     let members = |event: &Event| match &event.kind {

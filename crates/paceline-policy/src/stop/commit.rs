@@ -1,6 +1,6 @@
 //! The paper's rule: before the round, commit to the count with the best expected rate.
 //!
-//! c* = argmax c / (E[x_(c)] + o). The expected order statistic is the time by which the mean
+//! c* = argmax g(c/n) / (E[x_(c)] + o), the gain g being c itself for throughput. The expected order statistic is the time by which the mean
 //! distribution of the workers reaches (c − π/8) / (n − π/4 + 1): Elfving's formula, which for a
 //! normal is the one in the paper and holds for any continuous distribution to the same order. A
 //! predictor that draws joint samples says better.
@@ -19,12 +19,14 @@ const SAMPLE: usize = 512;
 /// Joint draws behind expected order statistics.
 const DRAWS: usize = 64;
 
-/// The count of these workers to wait for; `typical` is about how long a round takes.
+/// The count of these workers to wait for; `typical` is about how long a round takes, `gain` what a
+/// share of them brings.
 pub(crate) fn best_count(
     predictor: &dyn Predictor,
     workers: &[WorkerId],
     typical: f64,
     overhead: f64,
+    gain: impl Fn(f64) -> f64,
 ) -> usize {
     let n = workers.len();
     let stride = n.div_ceil(SAMPLE).max(1);
@@ -33,7 +35,7 @@ pub(crate) fn best_count(
         Some(draws) => mean_order_statistics(draws, n),
         None => expected_order_statistics(predictor, &sample, n, typical),
     };
-    let rate = |c: usize| c as f64 / (times[c - 1] + overhead);
+    let rate = |c: usize| gain(c as f64 / n as f64) / (times[c - 1] + overhead);
     (1..=n).max_by(|&a, &b| rate(a).total_cmp(&rate(b))).unwrap_or(1)
 }
 

@@ -12,7 +12,7 @@
 //! at most t·m/j, so the expected share done is the mean of pᵢ(t·m/j) over j.
 
 use crate::{
-    objective::Objective,
+    objective::Gain,
     predict::Predictor,
     scene::{Scene, Silent},
 };
@@ -34,19 +34,14 @@ pub(crate) struct Plan {
 }
 
 /// The best further wait at `rate` gain per second. A value of 0 or less means stop.
-pub(crate) fn best_plan(
-    predictor: &dyn Predictor,
-    objective: &dyn Objective,
-    scene: &Scene,
-    rate: f64,
-) -> Plan {
+pub(crate) fn best_plan(predictor: &dyn Predictor, gain: &Gain, scene: &Scene, rate: f64) -> Plan {
     let count = scene.silent.len();
     let stride = count.div_ceil(SAMPLE).max(1);
     let silent: Vec<Silent> = scene.silent.iter().step_by(stride).copied().collect();
     let times = count as f64 / silent.len().max(1) as f64;
     let total = scene.missing();
     let gained = scene.gained();
-    let worth = |weight: f64| objective.gain(gained + weight) - objective.gain(gained);
+    let worth = |weight: f64| gain.of(gained + weight) - gain.of(gained);
     let one = worth(total / count.max(1) as f64);
     let waits = grid(worth(total) / rate);
     let arrives = Arrives::of(predictor, &silent, &waits);
@@ -56,10 +51,10 @@ pub(crate) fn best_plan(
     let (mut before, mut some_left, mut none_in) = (0.0, 1.0, 1.0);
     let (mut until_all, mut until_first) = (0.0, 0.0);
     for (g, &wait) in waits.iter().enumerate() {
-        let (mut gain, mut arrivals, mut all, mut none) = (0.0, 0.0, 1.0, 1.0);
+        let (mut weight, mut arrivals, mut all, mut none) = (0.0, 0.0, 1.0, 1.0);
         for (i, s) in silent.iter().enumerate() {
             let p = arrives.by(i, g);
-            gain += s.weight
+            weight += s.weight
                 * match scene.partial {
                     0 | 1 => p,
                     m => share_done(predictor, s, wait, m),
@@ -74,7 +69,7 @@ pub(crate) fn best_plan(
         until_all += 0.5 * (some_left + (1.0 - all)) * (wait - before);
         until_first += 0.5 * (none_in + none) * (wait - before);
         (before, some_left, none_in) = (wait, 1.0 - all, none);
-        let to_moment = worth(times * (gain - done_now)) - rate * until_all;
+        let to_moment = worth(times * (weight - done_now)) - rate * until_all;
         let to_first = match scene.partial {
             0 | 1 => one * (1.0 - none) - rate * until_first,
             _ => f64::NEG_INFINITY,
@@ -158,8 +153,8 @@ fn share_done(predictor: &dyn Predictor, s: &Silent, wait: f64, m: u32) -> f64 {
     (s.done + 1..=m).map(by).sum::<f64>() / all + done / all
 }
 
-/// The moment, in seconds since the opening, after which even everybody's arrival at once could
-/// not make the round as good as the run's rate.
-pub(crate) fn break_even(gained: f64, missing: f64, rate: f64, overhead: f64) -> f64 {
-    (gained + missing) / rate - overhead
+/// The moment, in seconds since the opening, after which even everybody's arrival at once, `all` the
+/// samples there are, could not make the round as good as the run's rate.
+pub(crate) fn break_even(gain: &Gain, all: f64, rate: f64, overhead: f64) -> f64 {
+    gain.of(all) / rate - overhead
 }

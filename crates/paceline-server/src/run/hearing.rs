@@ -43,6 +43,7 @@ impl Run {
             samples: self.config.samples,
             micro_batches: self.config.micro_batches,
             straggler: self.config.round.straggler,
+            norms: self.config.wants_noise(),
             layout: self.layout.clone(),
             shards: self.shards.addresses.clone(),
         }
@@ -56,12 +57,12 @@ impl Run {
                 self.join(worker, samples).map_err(LeaveReason::Misbehaved)
             }
             FromWorker::Progress { base, done } => {
-                self.core.handle_progress(worker, base, done);
+                self.core.handle_progress(worker, base, done, now);
                 Ok(())
             }
-            FromWorker::Done { base, weight, loss } => {
+            FromWorker::Done { base, weight, loss, square } => {
                 let blocks = Blocks::All;
-                self.done(Contribution { worker, base, weight, loss, blocks })
+                self.done(Contribution { worker, base, weight, loss, square, blocks })
             }
             FromWorker::Aborted { base, done } => {
                 let aborted = self.core.handle_aborted(worker, base, done, now);

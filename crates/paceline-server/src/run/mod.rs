@@ -13,8 +13,8 @@ use std::{
 };
 
 use paceline_core::{
-    Coordinator, Event, EventKind, Ledger, LedgerError, Liveness, Round, StopReason, Straggler,
-    Time, Version, Work,
+    Coordinator, Event, EventKind, Ledger, LedgerError, Liveness, Round, StopReason, Time, Version,
+    Work,
 };
 use paceline_params::{Layout, LayoutError, ParamHash};
 use paceline_wire::{
@@ -239,7 +239,7 @@ impl Run {
         let mut round = config.round.clone();
         round.blocks = layout.blocks();
         let first = Round(start.version.0);
-        let policy = config.policy.build_with(&config.run_time_model);
+        let policy = config.policy.build_with(&config.run_time_model, config.objective);
         let core = Coordinator::new(round, policy, ledger, config.batch, layout.shards(), first);
         let mut run = Run {
             core,
@@ -423,10 +423,12 @@ impl Run {
                     }
                 }
                 EventKind::Enlisted { round, work } => self.give(work, round.base()),
-                EventKind::Arrived { worker, base, loss, .. } => {
-                    self.progress.open_loss += loss;
+                EventKind::Arrived { worker, base, share, loss, .. } => {
+                    self.progress.open_loss += share * loss;
                     self.doubtful = false;
-                    self.shards.send_all(&ToShard::Accept { worker: *worker, base: *base });
+                    let accept =
+                        ToShard::Accept { worker: *worker, base: *base, share: *share as f32 };
+                    self.shards.send_all(&accept);
                     self.release(*worker, *base);
                 }
                 EventKind::Late { worker, base, .. } => {
@@ -434,7 +436,7 @@ impl Run {
                     self.release(*worker, *base);
                 }
                 EventKind::Cut { round, stragglers, .. }
-                    if self.config.round.straggler == Straggler::Abort =>
+                    if self.core.machine().stops_stragglers() =>
                 {
                     let cut = ToWorker::Cut { base: round.base() };
                     self.workers.send_all(stragglers.iter().copied(), &cut);
@@ -448,7 +450,7 @@ impl Run {
 
     fn give(&mut self, work: &Work, base: Version) {
         let push_at_once = self.slots.reserve(work.worker, base, self.workers.len());
-        let message = ToWorker::Work { base, range: work.range, push_at_once };
+        let message = ToWorker::Work { base, portion: work.portion.clone(), push_at_once };
         self.workers.send(work.worker, &message);
     }
 

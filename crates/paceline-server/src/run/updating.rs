@@ -54,9 +54,10 @@ impl Run {
 
     /// Settles how the open update is made.
     fn plan(&mut self) -> Option<Apply> {
+        let noise = self.core.noise_scale();
         let update = self.update.as_mut()?;
         let norm = gradient_norm(&update.closes, &update.norms);
-        let plan = Plan::new(&self.config.update, update.round.0, &update.closes, norm);
+        let plan = Plan::new(&self.config.update, update.round.0, &update.closes, norm, noise);
         self.step += 1;
         let apply = Apply {
             version: update.round.base().next(),
@@ -111,16 +112,18 @@ impl Run {
         self.progress.updated = Some(self.now());
         self.progress.loss = Some(self.progress.loss.map_or(loss, |old| 0.9 * old + 0.1 * loss));
         self.progress.param_hash = hash.map(|hash| (version, hash)).or(self.progress.param_hash);
+        let norm = gradient_norm(&closes, &norms);
+        self.core.handle_published((norm * weight(&closes)).powi(2));
         self.emit(EventKind::Updated {
             round,
             version,
             learning_rate: plan.learning_rate,
-            gradient_norm: gradient_norm(&closes, &norms),
+            gradient_norm: norm,
+            noise_scale: self.core.noise_scale(),
             loss,
             weight: weight(&closes),
             param_hash: hash.map(|hash| hash.to_string()),
         });
-        self.core.handle_published();
         self.snapshot_if_due(version);
     }
 }

@@ -87,9 +87,19 @@ impl ShardState {
         self.staged.retain(|&(owner, _), _| owner != worker);
     }
 
-    pub(crate) fn accept(&mut self, worker: WorkerId, base: Version) -> Result<(), ShardError> {
+    /// A contribution counts, by this share of it.
+    pub(crate) fn accept(
+        &mut self,
+        worker: WorkerId,
+        base: Version,
+        share: f32,
+    ) -> Result<(), ShardError> {
         let staged = self.staged.remove(&(worker, base));
-        self.accepted.push((worker, staged.ok_or(ShardError::NotStaged { worker, base })?));
+        let mut staged = staged.ok_or(ShardError::NotStaged { worker, base })?;
+        if share != 1.0 {
+            staged.parts.iter_mut().flat_map(|part| part.iter_mut()).for_each(|x| *x *= share);
+        }
+        self.accepted.push((worker, staged));
         Ok(())
     }
 
@@ -273,9 +283,9 @@ mod tests {
             for worker in 0..3 {
                 shard.stage(staged(worker, [1.0; 6]));
             }
-            shard.accept(WorkerId(2), Version(0)).unwrap();
+            shard.accept(WorkerId(2), Version(0), 1.0).unwrap();
             shard.fold_accepted();
-            shard.accept(WorkerId(0), Version(0)).unwrap();
+            shard.accept(WorkerId(0), Version(0), 1.0).unwrap();
             let norms = shard.close(vec![close(Blocks::All, &[0, 2])], None).unwrap();
             assert_eq!(norms, [6.0 * 4.0]);
             shard.apply(&update(&[0.5])).unwrap();
@@ -284,11 +294,22 @@ mod tests {
     }
 
     #[test]
+    fn a_late_contribution_counts_by_its_share() {
+        let mut shard = shard(false);
+        shard.stage(staged(0, [1.0; 6]));
+        shard.stage(staged(1, [2.0; 6]));
+        shard.accept(WorkerId(0), Version(0), 1.0).unwrap();
+        shard.accept(WorkerId(1), Version(0), 0.5).unwrap();
+        shard.close(vec![close(Blocks::All, &[0, 1])], Some(&update(&[1.0]))).unwrap();
+        assert_eq!(values(&shard), [-2.0; 6]);
+    }
+
+    #[test]
     fn blocks_close_on_their_own_members_with_their_own_denominator() {
         let mut shard = shard(true);
         for worker in 0..2 {
             shard.stage(staged(worker, [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]));
-            shard.accept(WorkerId(worker), Version(0)).unwrap();
+            shard.accept(WorkerId(worker), Version(0), 1.0).unwrap();
         }
         let first = Blocks::Only(BTreeSet::from([0, 2]));
         let rest = Blocks::Only(BTreeSet::from([1]));
@@ -302,10 +323,10 @@ mod tests {
         let mut shard = shard(true);
         shard.stage(staged(0, [1.0; 6]));
         shard.stage(staged(1, [1.0; 6]));
-        shard.accept(WorkerId(0), Version(0)).unwrap();
+        shard.accept(WorkerId(0), Version(0), 1.0).unwrap();
         shard.forget(WorkerId(0));
         shard.forget(WorkerId(1));
-        let missing = shard.accept(WorkerId(1), Version(0)).unwrap_err();
+        let missing = shard.accept(WorkerId(1), Version(0), 1.0).unwrap_err();
         let (worker, base) = (WorkerId(1), Version(0));
         assert_eq!(missing, ShardError::NotStaged { worker, base });
         shard.close(vec![close(Blocks::All, &[0])], Some(&update(&[1.0]))).unwrap();

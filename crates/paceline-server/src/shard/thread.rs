@@ -102,7 +102,7 @@ impl ShardThread {
                 self.store.forget(worker);
                 self.state.forget(worker);
             }
-            ToShard::Accept { worker, base } => self.state.accept(worker, base)?,
+            ToShard::Accept { worker, base, share } => self.state.accept(worker, base, share)?,
             ToShard::Discard { worker, base } => self.state.discard(worker, base),
             ToShard::Close { closes, apply } => {
                 if let Some(apply) = &apply {

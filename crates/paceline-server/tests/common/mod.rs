@@ -13,9 +13,11 @@ use std::{
 };
 
 use paceline_core::{Event, EventKind, LeaveReason, RoundConfig, StopReason, Version};
-use paceline_params::{Clip, FlatVec, LrScaling, OptimizerSpec, Schedule, TensorSpec};
+use paceline_params::{
+    Clip, FlatVec, LrScaling, OptimizerSpec, Schedule, TensorSpec, UpdateConfig,
+};
 use paceline_server::{
-    Evaluator, Limits, Outcome, Placement, ServerConfig, ServerError, Start, UpdateConfig, serve,
+    Evaluator, Limits, Outcome, Placement, ServerConfig, ServerError, Start, serve,
 };
 use paceline_wire::{Tcp, message::Job};
 use paceline_worker::{Compute, SlownessSpec, Tally, WorkerConfig, WorkerError};
@@ -38,6 +40,7 @@ pub fn config(workers: usize) -> ServerConfig {
         batch: 8,
         micro_batches: 2,
         policy: "full".parse().unwrap(),
+        objective: paceline_policy::Objective::Samples,
         run_time_model: paceline_model::Model::prior(),
         round: RoundConfig {
             expected: workers,

@@ -119,8 +119,8 @@ impl Rogue {
     /// Waits for work, whatever else it is told.
     pub fn work(&mut self) -> (Version, u32) {
         loop {
-            if let ToWorker::Work { base, range, .. } = self.control.hear() {
-                return (base, range.len());
+            if let ToWorker::Work { base, portion, .. } = self.control.hear() {
+                return (base, portion.len());
             }
         }
     }
@@ -153,7 +153,7 @@ impl Rogue {
     }
 
     pub fn done(&mut self, base: Version, weight: f64, loss: f64) {
-        self.control.say(&FromWorker::Done { base, weight, loss });
+        self.control.say(&FromWorker::Done { base, weight, loss, square: None });
     }
 
     /// Waits until every one of its connections is closed.

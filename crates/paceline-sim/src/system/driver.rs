@@ -205,7 +205,7 @@ impl<'a> Driver<'a> {
                 }
             }
             Message::Published => {
-                self.coordinator.handle_published();
+                self.coordinator.handle_published(0.0);
                 self.open.published = true;
             }
         }
@@ -238,7 +238,8 @@ impl<'a> Driver<'a> {
         let task = &mut self.tasks[worker.0 as usize];
         task.left = shards;
         let weight = f64::from(task.samples);
-        let contribution = Contribution { worker, base, weight, loss: 0.0, blocks: Blocks::All };
+        let contribution =
+            Contribution { worker, base, weight, loss: 0.0, square: None, blocks: Blocks::All };
         self.coordinator.handle_done(contribution, self.now).expect("it was given that work");
         if !self.network.enter(Way::Push, worker.0 as usize, self.now) {
             self.staged(worker, 0..shards);
@@ -300,7 +301,7 @@ impl<'a> Driver<'a> {
                 EventKind::Late { .. } => self.late += 1,
                 EventKind::Cut { round, reason, stragglers, .. } => {
                     self.open.reason = Some(reason);
-                    if self.system.straggler != Straggler::Finish && !stragglers.is_empty() {
+                    if self.coordinator.machine().stops_stragglers() && !stragglers.is_empty() {
                         self.post
                             .send(Message::Cut(round.base(), stragglers), self.now + spec.delay);
                     }

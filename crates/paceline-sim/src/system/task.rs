@@ -31,7 +31,7 @@ impl Task {
             alive: true,
             given,
             compute,
-            samples: work.range.len(),
+            samples: work.portion.len(),
             left: 0,
             pulled: given,
         }

@@ -132,7 +132,7 @@ fn policy_of(
         )
     };
     Ok(match contender {
-        Contender::Policy(spec) => spec.build_with(model),
+        Contender::Policy(spec) => spec.build_with(model, paceline_policy::Objective::Samples),
         Contender::BestStatic => {
             let bounds = bounds.ok_or_else(|| known("best-static"))?;
             Box::new(Static(Cutoff::Count(bounds.hindsight.best_static_count as u32)))

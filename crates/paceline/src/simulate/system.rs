@@ -82,10 +82,14 @@ pub(super) fn study(
         let outcome = match source.by_the_clock() {
             Some((spec, drawn)) => {
                 let mut world = Drawn::new(trace.name(), spec.source(drawn.wrapping_add(seed)));
-                system.run(&mut world, spec.rounds(), policy.build_with(model))
+                system.run(
+                    &mut world,
+                    spec.rounds(),
+                    policy.build_with(model, paceline_policy::Objective::Samples),
+                )
             }
             None => {
-                let policy = policy.build_with(model);
+                let policy = policy.build_with(model, paceline_policy::Objective::Samples);
                 system.run(&mut Recorded::new(trace, seed), trace.rounds(), policy)
             }
         };

@@ -1,0 +1,92 @@
+//! Run-times from the language in which live runs are slowed.
+
+use paceline_core::{Version, WorkerId};
+use paceline_sim::World;
+use paceline_trace::{Deadlines, Trace, Unit, deadlines};
+use paceline_worker::{Slowness, SlownessSpec};
+
+/// Workers that take a nominal time, but for the slowness that a description gives them: the same
+/// factors, by seed, worker and round, as a live run would have.
+#[derive(Debug, Clone)]
+pub struct Paced {
+    workers: Vec<Slowness>,
+    nominal: f64,
+    /// The round that is next, and the present round's run-times.
+    next: u64,
+    row: Vec<f64>,
+}
+
+impl Paced {
+    /// So many workers that take `nominal` seconds where nothing slows them.
+    pub fn new(spec: &SlownessSpec, workers: u32, nominal: f64, seed: u64) -> Paced {
+        let workers: Vec<Slowness> =
+            (0..workers).map(|worker| spec.of(WorkerId(worker), seed)).collect();
+        Paced { row: vec![nominal; workers.len()], workers, nominal, next: 0 }
+    }
+}
+
+impl World for Paced {
+    fn workers(&self) -> usize {
+        self.workers.len()
+    }
+
+    fn next_round(&mut self, _seconds: f64) {
+        let base = Version(self.next);
+        self.next += 1;
+        for (time, worker) in self.row.iter_mut().zip(&self.workers) {
+            *time = self.nominal * worker.factor(base);
+        }
+    }
+
+    fn run_time(&self, worker: usize) -> Option<f64> {
+        Some(self.row[worker])
+    }
+
+    fn micro_ends(&self, _worker: usize) -> Option<&[f64]> {
+        None
+    }
+
+    fn micro_batches(&self) -> usize {
+        1
+    }
+}
+
+/// What could be had of the first `rounds` rounds of a world by whoever knows them, work being done
+/// in so many even micro-batches.
+pub fn bounds(
+    world: &mut dyn World,
+    rounds: usize,
+    micro_batches: u32,
+    overhead: f64,
+) -> Deadlines {
+    let mut trace = Trace::of_size("", Unit::Seconds, world.workers());
+    let parts = micro_batches as usize;
+    for _ in 0..rounds {
+        world.next_round(0.0);
+        let ends: Vec<f64> = (0..world.workers())
+            .flat_map(|worker| {
+                let whole = world.run_time(worker).unwrap_or(f64::NAN);
+                (1..=parts).map(move |part| whole * part as f64 / parts as f64)
+            })
+            .collect();
+        trace.push_micro_round(parts, &ends);
+    }
+    deadlines(&trace, overhead)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_worker_is_slow_and_what_could_be_had_says_so() {
+        let spec: SlownessSpec = "slow:1:3".parse().unwrap();
+        let mut world = Paced::new(&spec, 4, 2.0, 1);
+        world.next_round(0.0);
+        assert_eq!((world.run_time(0), world.run_time(1)), (Some(2.0), Some(6.0)));
+        // Four workers in 6 s, or three and a third of one in 2.
+        let bounds = bounds(&mut Paced::new(&spec, 4, 2.0, 1), 10, 3, 0.0);
+        assert!((bounds.full_rate - 4.0 / 6.0).abs() < 1e-9);
+        assert!((bounds.clairvoyant_rate - (3.0 + 1.0 / 3.0) / 2.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,458 @@
+//! A training run, moment by virtual moment.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap},
+    time::Duration,
+};
+
+use paceline_core::{
+    BlockClose, Blocks, Contribution, Coordinator, EpochOrder, EventKind, Late, LeaveReason,
+    Ledger, LedgerReport, Phase, Policy, Round, RoundConfig, SampleCounts, ShardId, Straggler,
+    Time, Version, Work, WorkerId,
+};
+use paceline_params::{Block, Spares, Update, UpdateConfig, add_scaled, norm_squared};
+use paceline_sim::World;
+use paceline_worker::{Compute, part_of};
+use serde::{Deserialize, Serialize};
+
+use crate::worker::{Task, Worker};
+
+/// How a run goes.
+#[derive(Debug, Clone)]
+pub struct TrainingConfig {
+    /// Samples in an epoch.
+    pub samples: u32,
+    /// Samples that a worker is given per round.
+    pub batch: u32,
+    /// Parts in which it does them.
+    pub micro_batches: u32,
+    /// What stragglers do.
+    pub straggler: Straggler,
+    /// What becomes of late gradients.
+    pub late: Late,
+    /// The least contributions of a round.
+    pub quorum: usize,
+    /// How updates are made.
+    pub update: UpdateConfig,
+    /// Seconds from a close to the next opening.
+    pub overhead: f64,
+    /// Seed of the sample order.
+    pub seed: u64,
+    /// Samples used between evaluations.
+    pub evaluate_every: u64,
+    /// Stops at this test accuracy.
+    pub target_accuracy: Option<f64>,
+    /// Stops at this test loss.
+    pub target_loss: Option<f64>,
+    /// Stops after so many epochs.
+    pub epochs: u32,
+    /// Stops after so many virtual seconds.
+    pub seconds: f64,
+}
+
+/// One measurement on the test set.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Virtual seconds since the beginning.
+    pub seconds: f64,
+    /// Rounds closed.
+    pub round: u64,
+    /// Samples used.
+    pub samples: u64,
+    /// Mean loss.
+    pub loss: f64,
+    /// Share of correct answers.
+    pub accuracy: f64,
+}
+
+/// One round.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct VirtualRound {
+    /// Virtual seconds at its close.
+    pub at: f64,
+    /// From opening to close.
+    pub seconds: f64,
+    /// Who took part, and whose work is in the update.
+    pub workers: u32,
+    /// Contributions in the update, by the share of a full one.
+    pub accepted: f64,
+    /// The noise scale as estimated by then, in samples.
+    pub noise: Option<f64>,
+    /// The learning rate used.
+    pub learning_rate: f32,
+}
+
+/// What came of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainingRecord {
+    /// Measurements, in order.
+    pub points: Vec<Point>,
+    /// Rounds, in order.
+    pub rounds: Vec<VirtualRound>,
+    /// Virtual seconds in all.
+    pub seconds: f64,
+    /// Whether and when the target was reached.
+    pub reached: Option<f64>,
+    /// What became of the samples.
+    pub samples: SampleCounts,
+    /// Whether the ledger balances.
+    pub balanced: bool,
+    /// Share of the workers' time in which they did not compute.
+    pub idle: f64,
+    /// Whether parameters stayed finite.
+    pub finite: bool,
+}
+
+/// A moment at which a worker has finished so many micro-batches of its work on a version.
+type Due = Reverse<(Time, WorkerId, Version, u32)>;
+
+/// A run in the making.
+pub struct Training<'a> {
+    config: TrainingConfig,
+    coordinator: Coordinator,
+    world: &'a mut dyn World,
+    compute: &'a mut dyn Compute,
+    evaluate: &'a mut dyn FnMut(&[f32]) -> (f64, f64),
+    block: Block,
+    spares: Spares,
+    sum: Vec<f32>,
+    staged: BTreeMap<(WorkerId, Version), Vec<f32>>,
+    workers: Vec<Worker>,
+    due: BinaryHeap<Due>,
+    now: Time,
+    opened: Time,
+    /// When the update under way is published, and the squared norm of its sum.
+    publishing: Option<(Time, f64)>,
+    order: EpochOrder,
+    next_evaluation: u64,
+    record: TrainingRecord,
+}
+
+impl<'a> Training<'a> {
+    /// A run from these parameters. `evaluate` gives loss and accuracy on the test set.
+    pub fn new(
+        config: TrainingConfig,
+        policy: Box<dyn Policy>,
+        world: &'a mut dyn World,
+        compute: &'a mut dyn Compute,
+        evaluate: &'a mut dyn FnMut(&[f32]) -> (f64, f64),
+        params: Vec<f32>,
+    ) -> Training<'a> {
+        let round = RoundConfig {
+            quorum: config.quorum,
+            quorum_grace: Duration::MAX,
+            // Who is absent from a trace comes in a later round of it.
+            expected: 1,
+            join_grace: Duration::MAX,
+            straggler: config.straggler,
+            late: config.late,
+            micro_batches: config.micro_batches,
+            blocks: 1,
+        };
+        let ledger = Ledger::new(config.samples, Some(config.epochs));
+        Training {
+            coordinator: Coordinator::new(round, policy, ledger, config.batch, 1, Round(0)),
+            workers: vec![Worker::default(); world.workers()],
+            sum: vec![0.0; params.len()],
+            block: Block::new(params, &config.update.optimizer),
+            spares: Spares::new(4),
+            staged: BTreeMap::new(),
+            due: BinaryHeap::new(),
+            now: Time::ZERO,
+            opened: Time::ZERO,
+            publishing: None,
+            order: EpochOrder::new(0, u32::MAX, 0),
+            next_evaluation: config.evaluate_every,
+            record: TrainingRecord {
+                points: Vec::new(),
+                rounds: Vec::new(),
+                seconds: 0.0,
+                reached: None,
+                samples: SampleCounts::default(),
+                balanced: false,
+                idle: 0.0,
+                finite: true,
+            },
+            world,
+            compute,
+            evaluate,
+            config,
+        }
+    }
+
+    /// Trains until the target, an epoch's or the time's limit, or until somebody says `stop`.
+    pub fn run(mut self, mut stop: impl FnMut() -> bool) -> TrainingRecord {
+        self.attend();
+        while !self.is_over() && !stop() {
+            self.coordinator.advance(self.now);
+            while self.act() {
+                // What stragglers had finished came at once.
+                self.coordinator.advance(self.now);
+            }
+            if self.publishing.is_some_and(|(at, _)| at <= self.now) {
+                self.publish();
+                continue;
+            }
+            self.coordinator.study();
+            let Some(next) = self.next() else { break };
+            self.now = next.max(self.now);
+            self.settle();
+        }
+        self.conclude()
+    }
+
+    fn is_over(&self) -> bool {
+        self.record.reached.is_some()
+            || !self.record.finite
+            || self.now.as_secs_f64() >= self.config.seconds
+            || self.coordinator.stop_reason(self.now).is_some()
+    }
+
+    fn conclude(mut self) -> TrainingRecord {
+        let points = &self.record.points;
+        if self.record.finite && points.last().is_none_or(|p| p.samples < self.used()) {
+            self.measure();
+        }
+        let seconds = self.now.as_secs_f64();
+        let busy: f64 = self.workers.iter().map(|worker| worker.busy).sum();
+        let LedgerReport { balanced, .. } = self.coordinator.ledger().report();
+        let there = seconds * self.workers.len() as f64;
+        TrainingRecord {
+            seconds,
+            samples: self.coordinator.ledger().counts(),
+            balanced,
+            idle: (1.0 - busy / there.max(f64::MIN_POSITIVE)).clamp(0.0, 1.0),
+            ..self.record
+        }
+    }
+
+    /// The next moment at which something happens.
+    fn next(&mut self) -> Option<Time> {
+        while let Some(&Reverse((_, worker, base, part))) = self.due.peek()
+            && !self.is_due(worker, base, part)
+        {
+            self.due.pop();
+        }
+        let due = self.due.peek().map(|Reverse((at, ..))| *at);
+        let closed = self.coordinator.machine().phase() == Phase::Closed;
+        let wake = self.coordinator.next_wake().filter(|_| !closed);
+        [due, self.publishing.map(|(at, _)| at), wake].into_iter().flatten().min()
+    }
+
+    fn is_due(&self, worker: WorkerId, base: Version, part: u32) -> bool {
+        let task = self.workers[worker.0 as usize].task.as_ref();
+        task.is_some_and(|task| task.base == base && task.done + 1 == part)
+    }
+
+    /// All micro-batches that end by now.
+    fn settle(&mut self) {
+        while let Some(&Reverse((at, worker, base, part))) = self.due.peek()
+            && at <= self.now
+        {
+            self.due.pop();
+            if self.is_due(worker, base, part) {
+                self.finished(worker, part);
+            }
+        }
+    }
+
+    /// A worker has finished its `part`-th micro-batch.
+    fn finished(&mut self, worker: WorkerId, part: u32) {
+        let parts = self.config.micro_batches;
+        let slot = &mut self.workers[worker.0 as usize];
+        let task = slot.task.as_mut().expect("what is due has a task");
+        task.done = part;
+        if part < parts {
+            let (base, next) = (task.base, task.end(part + 1, parts));
+            self.due.push(Reverse((next, worker, base, part + 1)));
+            self.coordinator.handle_progress(worker, base, part, self.now);
+            return;
+        }
+        let task = slot.task.take().expect("it was just there");
+        slot.busy += self.now.since(task.began).as_secs_f64();
+        slot.free_at = self.now;
+        self.contribute(worker, &task);
+    }
+
+    /// What a worker has done arrives, if it may still count.
+    fn contribute(&mut self, worker: WorkerId, task: &Task) {
+        let base = task.base;
+        let weight = part_of(task.portion.len(), task.done, self.config.micro_batches);
+        if self.coordinator.machine().work_of(worker, base).is_err() || weight == 0 {
+            return;
+        }
+        let machine = self.coordinator.machine();
+        let late = !machine.is_working(worker)
+            || base < machine.round().base()
+                && self.config.late == Late::Drop
+                && machine.policy().admissible_lag() == 0;
+        let (mut loss, mut square) = (0.0, None);
+        if !late {
+            let mut gradient = self.spares.take(self.sum.len());
+            self.compute.load(&task.params);
+            self.compute.clear(&mut gradient);
+            loss = self.gradient(task, weight, &mut gradient);
+            square = Some(norm_squared(&gradient));
+            self.staged.insert((worker, base), gradient);
+        }
+        self.record.finite &= loss.is_finite() && square.is_none_or(f64::is_finite);
+        if !self.record.finite {
+            return;
+        }
+        let weight = f64::from(weight);
+        let blocks = Blocks::All;
+        let contribution = Contribution { worker, base, weight, loss, square, blocks };
+        let done = self.coordinator.handle_done(contribution, self.now);
+        let staged = self.coordinator.handle_staged(worker, base, ShardId(0), self.now);
+        done.and(staged.map(drop)).expect("it was given that work");
+        self.act();
+    }
+
+    fn gradient(&mut self, task: &Task, weight: u32, gradient: &mut [f32]) -> f64 {
+        if let Some(epoch) = task.portion.epoch().filter(|&epoch| epoch != self.order.epoch()) {
+            self.order = EpochOrder::new(self.config.seed, epoch, self.config.samples);
+        }
+        let samples = task.portion.samples(&self.order);
+        let samples = samples.expect("the ledger's ranges lie in its epoch");
+        self.compute.gradient(&samples[..weight as usize], gradient)
+    }
+
+    /// Does what the coordinator decided; says whether there was anything.
+    fn act(&mut self) -> bool {
+        let mut acted = false;
+        while let Some(event) = self.coordinator.poll_event() {
+            acted = true;
+            match event.kind {
+                EventKind::RoundStarted { work, .. } => {
+                    self.opened = event.at;
+                    work.iter().for_each(|work| self.give(work));
+                }
+                EventKind::Enlisted { work, .. } => self.give(&work),
+                EventKind::Arrived { worker, base, share, .. } => {
+                    let gradient = self.staged.remove(&(worker, base));
+                    let gradient = gradient.expect("what arrives was computed");
+                    add_scaled(&mut self.sum, share as f32, &gradient);
+                    self.spares.retire(gradient.into());
+                }
+                EventKind::Late { worker, base, .. } => {
+                    self.staged.remove(&(worker, base));
+                }
+                EventKind::Cut { stragglers, .. }
+                    if self.coordinator.machine().stops_stragglers() =>
+                {
+                    stragglers.into_iter().for_each(|worker| self.stop(worker));
+                }
+                EventKind::Closed { closes, run_times, .. } => {
+                    self.update(&closes, run_times.len(), event.at);
+                }
+                _ => {}
+            }
+        }
+        acted
+    }
+
+    fn give(&mut self, work: &Work) {
+        let Work { worker, portion, .. } = work.clone();
+        let base = self.coordinator.machine().round().base();
+        let whole = self.world.run_time(worker.0 as usize).expect("who is absent is not live");
+        let slot = &mut self.workers[worker.0 as usize];
+        let task = Task {
+            base,
+            seconds: whole * f64::from(portion.len()) / f64::from(self.config.batch),
+            portion,
+            params: self.block.snapshot(),
+            began: self.now.max(slot.free_at),
+            done: 0,
+        };
+        let first = task.end(1, self.config.micro_batches);
+        self.due.push(Reverse((first, worker, base, 1)));
+        slot.task = Some(task);
+    }
+
+    /// A straggler hears of the cut: it pushes what it has finished, or gives up. It is free when the
+    /// micro-batch it is at is done.
+    fn stop(&mut self, worker: WorkerId) {
+        let slot = &mut self.workers[worker.0 as usize];
+        let Some(task) = slot.task.take() else { return };
+        slot.free_at = task.end(task.done + 1, self.config.micro_batches);
+        slot.busy += slot.free_at.since(task.began).as_secs_f64();
+        let salvages = self.config.straggler == Straggler::Salvage;
+        if salvages && task.done > 0 && self.coordinator.machine().phase() != Phase::Closed {
+            self.contribute(worker, &task);
+        } else {
+            let (base, done) = (task.base, task.done);
+            let gave_up = self.coordinator.handle_aborted(worker, base, done, self.now);
+            gave_up.expect("it was cut");
+        }
+    }
+
+    /// Membership is fixed: the update is made, and published after the overhead.
+    fn update(&mut self, closes: &[BlockClose], workers: usize, at: Time) {
+        let weight: f64 = closes.iter().map(BlockClose::weight).sum();
+        let square = norm_squared(&self.sum);
+        let round = self.coordinator.machine().round().0 - 1;
+        let (rule, noise) = (&self.config.update, self.coordinator.noise_scale());
+        let lr = rule.learning_rate(round, weight, noise);
+        let scale = rule.clip.factor(square.sqrt() / weight) * (1.0 / weight) as f32;
+        let update = Update { step: round + 1, lr, scale };
+        self.block.apply(&rule.optimizer, update, &self.sum, &self.spares);
+        self.sum.fill(0.0);
+        self.record.finite &= square.is_finite();
+        self.record.rounds.push(VirtualRound {
+            at: at.as_secs_f64(),
+            seconds: at.since(self.opened).as_secs_f64(),
+            workers: workers as u32,
+            accepted: weight / f64::from(self.config.batch),
+            noise,
+            learning_rate: lr,
+        });
+        self.publishing = Some((at + Time::span(self.config.overhead), square));
+    }
+
+    fn publish(&mut self) {
+        let (_, square) = self.publishing.take().expect("an update is under way");
+        self.coordinator.handle_published(square);
+        if self.used() >= self.next_evaluation {
+            self.next_evaluation = self.used() + self.config.evaluate_every;
+            self.measure();
+        }
+        self.attend();
+    }
+
+    fn used(&self) -> u64 {
+        self.coordinator.ledger().counts().used
+    }
+
+    fn measure(&mut self) {
+        let (loss, accuracy) = (self.evaluate)(self.block.values());
+        let seconds = self.now.as_secs_f64();
+        let (round, samples) = (self.coordinator.machine().round().0, self.used());
+        self.record.points.push(Point { seconds, round, samples, loss, accuracy });
+        let reached = self.config.target_accuracy.is_some_and(|target| accuracy >= target)
+            || self.config.target_loss.is_some_and(|target| loss <= target);
+        if reached {
+            self.record.reached.get_or_insert(seconds);
+        }
+    }
+
+    /// The next round's run-times; those the world has in it are live, the others are not.
+    fn attend(&mut self) {
+        self.world.next_round(self.now.since(self.opened).as_secs_f64());
+        let live: Vec<WorkerId> = self.coordinator.machine().live().collect();
+        let mut live = live.into_iter().peekable();
+        for index in 0..self.workers.len() {
+            let worker = WorkerId(index as u32);
+            let was = live.next_if_eq(&worker).is_some();
+            let is = self.world.run_time(index).is_some();
+            if was && !is {
+                self.workers[index].task = None;
+                let why = LeaveReason::Disconnected;
+                self.coordinator.handle_leave(worker, why, self.now).expect("it was live");
+            } else if !was && is {
+                self.coordinator.handle_join(worker, "", self.now).expect("it was not live");
+            }
+        }
+        self.act();
+    }
+}

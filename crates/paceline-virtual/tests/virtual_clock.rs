@@ -1,0 +1,156 @@
+//! Training on the virtual clock: the books balance, time passes as the scenario says, and the same
+//! seed gives the same run.
+
+use paceline_core::{Late, Policy, Straggler};
+use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig};
+use paceline_policy::{Objective, PolicySpec};
+use paceline_virtual::{Paced, Training, TrainingConfig, TrainingRecord};
+use paceline_worker::Compute;
+use rand::{SeedableRng, rngs::StdRng};
+use rand_distr::{Distribution, StandardNormal};
+
+const DIMENSIONS: usize = 20;
+const SAMPLES: u32 = 4_000;
+
+/// A noisy quadratic: sample i wants the parameters to be the target plus its own noise. The noise
+/// scale is known: tr Σ / |G|², G being the distance to the target.
+struct Quadratic {
+    params: Vec<f32>,
+    noise: f32,
+}
+
+impl Quadratic {
+    fn new(noise: f32) -> Quadratic {
+        Quadratic { params: vec![0.0; DIMENSIONS], noise }
+    }
+}
+
+impl Compute for Quadratic {
+    fn load(&mut self, params: &[f32]) {
+        self.params.copy_from_slice(params);
+    }
+
+    fn gradient(&mut self, samples: &[u32], gradient: &mut [f32]) -> f64 {
+        let mut loss = 0.0;
+        for &sample in samples {
+            let mut rng = StdRng::seed_from_u64(u64::from(sample));
+            for (x, g) in self.params.iter().zip(&mut *gradient) {
+                let draw: f32 = StandardNormal.sample(&mut rng);
+                let off = x - 1.0 + self.noise * draw;
+                *g += off;
+                loss += f64::from(0.5 * off * off);
+            }
+        }
+        loss
+    }
+}
+
+fn config() -> TrainingConfig {
+    TrainingConfig {
+        samples: SAMPLES,
+        batch: 20,
+        micro_batches: 4,
+        straggler: Straggler::Salvage,
+        late: Late::Drop,
+        quorum: 1,
+        update: UpdateConfig {
+            optimizer: OptimizerSpec::SGD,
+            learning_rate: 0.02,
+            schedule: Schedule::CONSTANT,
+            scaling: LrScaling::Linear,
+            reference_weight: 160.0,
+            clip: Clip::None,
+        },
+        overhead: 0.0,
+        seed: 1,
+        evaluate_every: 400,
+        target_accuracy: None,
+        target_loss: None,
+        epochs: 2,
+        seconds: f64::INFINITY,
+    }
+}
+
+fn policy(text: &str, objective: Objective) -> Box<dyn Policy> {
+    let spec: PolicySpec = text.parse().unwrap();
+    spec.build_with(&paceline_model::Model::prior(), objective)
+}
+
+fn train(config: TrainingConfig, named: &str, slowness: &str) -> TrainingRecord {
+    train_for(config, policy(named, Objective::Samples), slowness, 1.0)
+}
+
+fn train_for(
+    config: TrainingConfig,
+    policy: Box<dyn Policy>,
+    slowness: &str,
+    noise: f32,
+) -> TrainingRecord {
+    let mut world = Paced::new(&slowness.parse().unwrap(), 8, 1.0, 5);
+    let mut compute = Quadratic::new(noise);
+    let mut evaluate = |params: &[f32]| {
+        (params.iter().map(|x| f64::from((x - 1.0) * (x - 1.0))).sum::<f64>(), 0.0)
+    };
+    let params = vec![0.0; DIMENSIONS];
+    Training::new(config, policy, &mut world, &mut compute, &mut evaluate, params).run(|| false)
+}
+
+#[test]
+fn every_policy_uses_every_sample_once_and_comes_nearer_to_the_target() {
+    for named in ["full", "static:6", "auto", "bdsgd", "filter", "async", "stale:4", "deadline:1.2"]
+    {
+        for straggler in [Straggler::Salvage, Straggler::Abort, Straggler::Finish] {
+            let record =
+                train(TrainingConfig { straggler, ..config() }, named, "stalls:3,slow:2:3");
+            assert!(record.balanced && record.finite, "{named} {straggler}");
+            assert_eq!(record.samples.used, u64::from(2 * SAMPLES), "{named} {straggler}");
+            let (first, last) = (record.points[0], record.points[record.points.len() - 1]);
+            assert!(last.loss < 0.5 * first.loss, "{named} {straggler}: {first:?} to {last:?}");
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    assert_eq!(train(config(), "auto", "stalls:3"), train(config(), "auto", "stalls:3"));
+}
+
+#[test]
+fn full_takes_as_long_as_the_slowest_and_the_first_to_come_do_not_wait() {
+    let full = train(config(), "full", "slow:2:3");
+    assert!(full.rounds.iter().all(|round| (round.seconds - 3.0).abs() < 1e-6));
+    let first = train(config(), "static:7", "slow:2:3");
+    // The straggler has finished one micro-batch of four, and is given the time for a second.
+    assert!(first.samples.salvaged > 0);
+    assert!(first.rounds.iter().all(|round| round.seconds < 2.0), "{:?}", &first.rounds[..3]);
+}
+
+#[test]
+fn late_gradients_are_folded_once_with_less_weight() {
+    let folding = TrainingConfig { straggler: Straggler::Finish, late: Late::Fold, ..config() };
+    let folded = train(folding.clone(), "static:7", "slow:2:3");
+    let dropped = train(TrainingConfig { late: Late::Drop, ..folding }, "static:7", "slow:2:3");
+    assert!(folded.balanced && dropped.balanced);
+    assert_eq!((folded.samples.dropped, folded.samples.used), (0, u64::from(2 * SAMPLES)));
+    assert!(dropped.samples.dropped > 0);
+    assert!(folded.seconds < dropped.seconds, "{} against {}", folded.seconds, dropped.seconds);
+}
+
+/// Q11, Q22: as DBW and adaptive-k have it: few contributions do while the gradient is large against
+/// its noise, more are wanted when it is not.
+#[test]
+fn progress_cuts_early_at_first_and_later_as_the_noise_scale_grows() {
+    let config = TrainingConfig { straggler: Straggler::Abort, epochs: 12, ..config() };
+    let run = |objective| train_for(config.clone(), policy("filter", objective), "stalls:4", 0.5);
+    let progress = run(Objective::Progress);
+    let mean = |rounds: &[paceline_virtual::VirtualRound]| {
+        rounds.iter().map(|round| round.accepted).sum::<f64>() / rounds.len() as f64
+    };
+    let count = progress.rounds.len();
+    let (early, late) = (&progress.rounds[10..60], &progress.rounds[count - 60..]);
+    assert!(mean(early) + 0.5 < mean(late), "{} then {}", mean(early), mean(late));
+    let (before, after) = (early[0].noise.unwrap(), late[59].noise.unwrap());
+    assert!(after > 10.0 * before, "noise scale {before} to {after}");
+    let samples = run(Objective::Samples);
+    assert!(mean(&samples.rounds[10..60]) > mean(early) + 0.5);
+}
