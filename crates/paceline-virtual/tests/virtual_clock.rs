@@ -120,9 +120,11 @@ fn full_takes_as_long_as_the_slowest_and_the_first_to_come_do_not_wait() {
     let full = train(config(), "full", "slow:2:3");
     assert!(full.rounds.iter().all(|round| (round.seconds - 3.0).abs() < 1e-6));
     let first = train(config(), "static:7", "slow:2:3");
-    // The straggler has finished one micro-batch of four, and is given the time for a second.
+    // The straggler has finished one micro-batch of four. Samples that were given back too often are
+    // waited for, whoever has them.
     assert!(first.samples.salvaged > 0);
-    assert!(first.rounds.iter().all(|round| round.seconds < 2.0), "{:?}", &first.rounds[..3]);
+    let quick = first.rounds.iter().filter(|round| round.seconds < 1.2).count();
+    assert!(10 * quick > 9 * first.rounds.len(), "{quick} of {} rounds", first.rounds.len());
 }
 
 #[test]
