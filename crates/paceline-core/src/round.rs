@@ -515,7 +515,8 @@ impl RoundMachine {
             true => Duration::ZERO,
             false => {
                 let view = self.roster.view(now);
-                let salvages = self.config.straggler == Straggler::Salvage;
+                let salvages =
+                    self.config.straggler == Straggler::Salvage && self.stops_stragglers();
                 let pays = if salvages { self.grace.worthwhile(&view) } else { Duration::ZERO };
                 self.policy.grace(&view, pays)
             }

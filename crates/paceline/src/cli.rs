@@ -9,6 +9,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     analyze::{self, AnalyzeArgs},
+    compare::{self, CompareArgs},
     config::Usage,
     flags::RunFlags,
     host,
@@ -44,6 +45,9 @@ enum Command {
     /// Replay run-times under policies, with the code that decides live
     #[command(after_help = simulate::EXAMPLES)]
     Simulate(SimulateArgs),
+    /// Train under several policies and conditions, and tell who reaches an accuracy first
+    #[command(after_help = compare::EXAMPLES)]
+    Compare(CompareArgs),
     /// Fit a model of a cluster's run-times for bdsgd and auto, or tell how good one is
     #[command(after_help = model::EXAMPLES)]
     Model(ModelArgs),
@@ -186,6 +190,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Worker(args) => worker::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Analyze(args) => analyze::run(&args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Compare(args) => compare::run(args),
         Command::Model(args) => model::run(&args),
         Command::Policies(args) => policies(args.json),
         Command::Hog(args) => host::hog(args.pin).map(|()| ExitCode::SUCCESS),

@@ -5,6 +5,7 @@
 
 mod analyze;
 mod cli;
+mod compare;
 mod config;
 mod display;
 mod event_log;

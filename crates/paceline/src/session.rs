@@ -26,7 +26,7 @@ use crate::{
     model,
     run_dir::RunDir,
     summary::Summary,
-    workload::ServerSide,
+    workload::Workload,
 };
 
 /// Everything a run needs, ready to begin.
@@ -86,10 +86,11 @@ impl Session {
         };
         config.settle();
         others.check(&config, resumed.is_some())?;
-        let side = ServerSide::new(config.model, &config.data, config.seed)?;
+        let workload = Workload::load(config.model, &config.data, config.seed)?;
+        let (tensors, params) = workload.begin(config.seed)?;
         let fresh = Start {
-            tensors: side.tensors,
-            params: FlatVec::from(side.params),
+            tensors,
+            params: FlatVec::from(params),
             slots: Vec::new(),
             version: Version(0),
             step: 0,
@@ -99,17 +100,17 @@ impl Session {
             Some(dir) => {
                 let start = resume(&dir, &config, &fresh)?;
                 config.name = dir.name();
-                check_unfinished(&dir, &config, &start, side.samples)?;
+                check_unfinished(&dir, &config, &start, workload.samples)?;
                 dir.write_config(&config)?;
                 (dir, start)
             }
             None => (RunDir::create(&mut config)?, fresh),
         };
-        let server = server_config(&config, &dir, side.samples, others)?;
+        let server = server_config(&config, &dir, workload.samples, others)?;
         if let Some(doubt) = config.doubts() {
             say(format_args!("note: {doubt}"));
         }
-        let (evaluator, json) = (side.evaluator, args.json);
+        let (evaluator, json) = (workload.evaluator()?, args.json);
         Ok(Session { config, dir, start, server, evaluator, json })
     }
 

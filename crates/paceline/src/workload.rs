@@ -1,5 +1,7 @@
 //! What is trained on what: a native model and its data, as server and workers see them.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result};
 use paceline_nn::{DataError, DataShape, DataSource, Dataset, Half, Model, ModelSpec, build};
 use paceline_params::TensorSpec;
@@ -9,37 +11,50 @@ use paceline_worker::Compute;
 /// Samples of an epoch where the model looks at none.
 const SYNTHETIC_SAMPLES: u32 = 1 << 20;
 
-/// The server's side: what there is to train, and how well it does.
-pub(crate) struct ServerSide {
-    pub(crate) tensors: Vec<TensorSpec>,
-    pub(crate) params: Vec<f32>,
+/// A model and both halves of its data, loaded once for any number of runs.
+pub(crate) struct Workload {
+    spec: ModelSpec,
+    train: Arc<Dataset>,
+    test: Option<Arc<Dataset>>,
     pub(crate) samples: u32,
-    pub(crate) evaluator: Option<Evaluator>,
 }
 
-impl ServerSide {
-    pub(crate) fn new(spec: ModelSpec, data: &DataSource, seed: u64) -> Result<Self> {
-        let (train, samples) = load(spec, data, Half::Train, seed)?;
-        let model = build(spec, train.shape())?;
-        let evaluator: Option<Evaluator> = match spec {
+impl Workload {
+    pub(crate) fn load(spec: ModelSpec, source: &DataSource, seed: u64) -> Result<Self> {
+        let (train, samples) = load(spec, source, Half::Train, seed)?;
+        let test = match spec {
             ModelSpec::Synthetic { .. } => None,
-            _ => {
-                let (test, _) = load(spec, data, Half::Test, seed)?;
-                let (train, test_shape) = (train.shape(), test.shape());
-                if train != test_shape {
-                    Err(DataError::Halves { train, test: test_shape })?;
-                }
-                let mut judge = build(spec, test.shape())?;
-                Some(Box::new(move |params| {
-                    judge.load(params);
-                    let paceline_nn::Evaluation { loss, accuracy } = judge.evaluate(&test);
-                    Evaluation { loss, accuracy }
-                }))
-            }
+            _ => Some(load(spec, source, Half::Test, seed)?.0),
         };
-        let tensors = model.tensors().to_vec();
-        let params = model.init(seed);
-        Ok(ServerSide { tensors, params, samples, evaluator })
+        let halves = (train.shape(), test.as_ref().map(Dataset::shape));
+        if let (train, Some(test)) = halves
+            && train != test
+        {
+            Err(DataError::Halves { train, test })?;
+        }
+        Ok(Workload { spec, train: Arc::new(train), test: test.map(Arc::new), samples })
+    }
+
+    /// The tensors, and their first values under a seed.
+    pub(crate) fn begin(&self, seed: u64) -> Result<(Vec<TensorSpec>, Vec<f32>)> {
+        let model = build(self.spec, self.train.shape())?;
+        Ok((model.tensors().to_vec(), model.init(seed)))
+    }
+
+    /// How well it does on the test half, if there is one.
+    pub(crate) fn evaluator(&self) -> Result<Option<Evaluator>> {
+        let Some(test) = self.test.clone() else { return Ok(None) };
+        let mut judge = build(self.spec, test.shape())?;
+        Ok(Some(Box::new(move |params| {
+            judge.load(params);
+            let paceline_nn::Evaluation { loss, accuracy } = judge.evaluate(&test);
+            Evaluation { loss, accuracy }
+        })))
+    }
+
+    /// What computes gradients.
+    pub(crate) fn worker(&self) -> Result<WorkerSide> {
+        WorkerSide::of(self.spec, Arc::clone(&self.train), self.samples)
     }
 }
 
@@ -48,13 +63,17 @@ pub(crate) struct WorkerSide {
     /// The gradient is the same every time and may stay where it is.
     constant: bool,
     model: Box<dyn Model>,
-    data: Dataset,
+    data: Arc<Dataset>,
     pub(crate) samples: u32,
 }
 
 impl WorkerSide {
     pub(crate) fn new(spec: ModelSpec, data: &DataSource, seed: u64) -> Result<Self> {
         let (data, samples) = load(spec, data, Half::Train, seed)?;
+        Self::of(spec, Arc::new(data), samples)
+    }
+
+    fn of(spec: ModelSpec, data: Arc<Dataset>, samples: u32) -> Result<Self> {
         let model = build(spec, data.shape())?;
         let constant = matches!(spec, ModelSpec::Synthetic { .. });
         Ok(WorkerSide { constant, model, data, samples })

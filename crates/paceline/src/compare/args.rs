@@ -1,0 +1,89 @@
+//! The flags of `paceline compare`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use paceline_nn::{DataSource, ModelSpec};
+
+use super::{contender::Contender, scenario::Scenario};
+
+#[derive(Debug, Args)]
+pub(crate) struct CompareArgs {
+    /// Policies, with commas between; after slashes, how they are used (auto/progress,
+    /// static:0.9/abort, filter/fold); best-static finds its share by a sweep
+    #[arg(
+        long,
+        value_name = "POLICY",
+        value_delimiter = ',',
+        default_value = "full,static:0.9,auto"
+    )]
+    pub(super) policies: Vec<Contender>,
+    /// Conditions, given once for each: none, slowness as for `train --stragglers` (slow:0:3,
+    /// stalls:3, node:0-3:2), trace:FILE or synthetic:SPEC [default: none, and stalls:3]
+    #[arg(long, value_name = "SCENARIO")]
+    pub(super) scenario: Vec<Scenario>,
+    /// Seeds of parameters, sample order and run-times
+    #[arg(long, value_name = "K", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub(super) seeds: u64,
+    /// Workers
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(super) workers: u32,
+    /// Samples per worker and round
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) batch: u32,
+    /// Parts of a worker's round
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) micro_batches: u32,
+    /// Model: softmax, mlp, cnn, …
+    #[arg(long, default_value = "cnn")]
+    pub(super) model: ModelSpec,
+    /// `embedded`, or a folder with the data's files
+    #[arg(long, value_name = "DIR", default_value = "embedded")]
+    pub(super) data: DataSource,
+    /// The test accuracy to reach, 0 to 1
+    #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
+    pub(super) target_accuracy: f64,
+    /// Whoever has not reached it by then has not
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) epochs: u32,
+    /// Train for all epochs, so that final accuracies can be compared; else a run ends at the target
+    #[arg(long)]
+    pub(super) to_the_end: bool,
+    /// Learning rate of a round to which all contribute
+    #[arg(long, default_value_t = 0.02)]
+    pub(super) lr: f32,
+    /// Learning rates that are tried for every policy and scenario, on a seed of its own: lr times 1,
+    /// 2, ½, 4, ¼, …
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=7))]
+    pub(super) tune: u32,
+    /// Evaluations on the test set in an epoch
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) evaluations: u32,
+    /// Seconds between a close and the next round, where an undisturbed worker takes one
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.01)]
+    pub(super) overhead: f64,
+    /// Study backup workers (Q21): N,b tries N + 0 … N + b workers of which the first N count, and
+    /// says which it would take
+    #[arg(long, value_name = "N,b", value_parser = sweep)]
+    pub(super) sweep: Option<(u32, u32)>,
+    /// Live: real processes on this machine, workers padded to this long a round
+    #[arg(long, value_name = "TIME")]
+    pub(super) live: Option<crate::span::Span>,
+    /// Folder for results; what is in it already is not run again
+    #[arg(long, value_name = "DIR", default_value = "compare")]
+    pub(super) out: PathBuf,
+    /// Print one JSON object a policy and scenario
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+fn sweep(text: &str) -> Result<(u32, u32), String> {
+    let wrong = || "write N,b: workers that count and most backups (8,4)".to_owned();
+    let (workers, backups) = text.split_once(',').ok_or_else(wrong)?;
+    match (workers.trim().parse(), backups.trim().parse()) {
+        (Ok(workers), Ok(backups)) if workers > 0 && workers + backups <= 4096 => {
+            Ok((workers, backups))
+        }
+        _ => Err(wrong()),
+    }
+}

@@ -1,0 +1,146 @@
+//! Who is compared: a policy, and how it is used.
+
+use std::{fmt, str::FromStr};
+
+use paceline_core::{Late, Straggler};
+use paceline_params::LrScaling;
+use paceline_policy::{Cutoff, Objective, PolicySpec};
+
+/// A policy with its manner: `auto`, `auto/progress`, `static:6/abort`, `stale:16`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Contender {
+    pub(super) policy: PolicySpec,
+    /// The count or share is to be found by trying.
+    pub(super) sweep: bool,
+    pub(super) straggler: Option<Straggler>,
+    pub(super) late: Late,
+    pub(super) objective: Objective,
+    pub(super) scaling: LrScaling,
+}
+
+/// Shares that a sweep for the best fixed count tries.
+pub(super) const SHARES: [f64; 5] = [0.5, 0.7, 0.8, 0.9, 0.95];
+
+impl Contender {
+    fn of(policy: PolicySpec) -> Contender {
+        Contender {
+            policy,
+            sweep: false,
+            straggler: None,
+            late: Late::Drop,
+            objective: Objective::Samples,
+            scaling: LrScaling::Linear,
+        }
+    }
+
+    /// What stragglers do, with so many micro-batches.
+    pub(super) fn straggler(&self, micro_batches: u32) -> Straggler {
+        self.straggler.unwrap_or(match micro_batches > 1 {
+            true => Straggler::Salvage,
+            false => Straggler::Abort,
+        })
+    }
+
+    /// The contenders among which a sweep chooses; itself, if it is none.
+    pub(super) fn candidates(&self) -> Vec<Contender> {
+        if !self.sweep {
+            return vec![*self];
+        }
+        let fixed = |share| PolicySpec::Static(Cutoff::Fraction(share));
+        let tried = SHARES.map(|share| Contender { policy: fixed(share), sweep: false, ..*self });
+        tried.into_iter().chain([Contender { sweep: false, ..*self }]).collect()
+    }
+}
+
+impl FromStr for Contender {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut words = text.trim().split('/');
+        let mut contender = match words.next().unwrap_or_default() {
+            "best-static" => Contender { sweep: true, ..Contender::of(PolicySpec::Full) },
+            policy => Contender::of(policy.parse().map_err(|error| format!("{error}"))?),
+        };
+        for word in words {
+            match word {
+                "progress" => {
+                    contender.objective = Objective::Progress;
+                    contender.scaling = LrScaling::AdaScale;
+                }
+                "fold" => {
+                    contender.straggler = Some(Straggler::Finish);
+                    contender.late = Late::Fold;
+                }
+                word => {
+                    let straggler = word.parse().map(|s| contender.straggler = Some(s));
+                    let scaling = word.parse().map(|s| contender.scaling = s);
+                    if straggler.is_err() && scaling.is_err() {
+                        return Err(format!(
+                            "`{word}` in `{text}`: after a policy come, each after a slash, \
+                             progress, abort, finish, salvage, fold, or a learning-rate scaling \
+                             (linear, sqrt, adascale, none)"
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(contender)
+    }
+}
+
+impl fmt::Display for Contender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.sweep {
+            true => write!(f, "best-static")?,
+            false => write!(f, "{}", self.policy)?,
+        }
+        let progress = self.objective == Objective::Progress;
+        if progress {
+            write!(f, "/progress")?;
+        }
+        match (self.late, self.straggler) {
+            (Late::Fold, _) => write!(f, "/fold")?,
+            (Late::Drop, Some(straggler)) => write!(f, "/{straggler}")?,
+            (Late::Drop, None) => {}
+        }
+        let usual = if progress { LrScaling::AdaScale } else { LrScaling::Linear };
+        if self.scaling != usual {
+            write!(f, "/{}", self.scaling)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contenders_read_back_as_written_or_say_what_would_do() {
+        for text in [
+            "auto",
+            "auto/progress",
+            "auto/progress/abort/sqrt",
+            "static:0.9",
+            "best-static",
+            "best-static/abort",
+            "filter/fold",
+            "async/none",
+            "bdsgd:paper",
+        ] {
+            assert_eq!(text.parse::<Contender>().unwrap().to_string(), text);
+        }
+        let error = "auto/quickly".parse::<Contender>().unwrap_err();
+        assert!(error.contains("quickly") && error.contains("salvage"), "{error}");
+        assert!("fastest".parse::<Contender>().unwrap_err().contains("unknown policy"));
+    }
+
+    #[test]
+    fn a_sweep_tries_shares_and_all() {
+        let sweep: Contender = "best-static".parse().unwrap();
+        let tried: Vec<String> = sweep.candidates().iter().map(ToString::to_string).collect();
+        assert_eq!(tried.last().unwrap(), "full");
+        assert!(tried.contains(&"static:0.9".to_owned()));
+        assert_eq!("auto".parse::<Contender>().unwrap().candidates().len(), 1);
+    }
+}

@@ -1,0 +1,103 @@
+//! `paceline compare`: time to accuracy, policy by policy, on real training.
+
+mod args;
+mod contender;
+mod live;
+mod report;
+mod scenario;
+mod store;
+mod study;
+mod summary;
+mod trial;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use paceline_core::Straggler;
+use paceline_policy::{Cutoff, PolicySpec};
+
+pub(crate) use args::CompareArgs;
+use contender::Contender;
+use scenario::Scenario;
+use store::Store;
+use study::Study;
+
+use crate::{model, progress::Progress, workload::Workload};
+
+/// Shown by `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  paceline compare                                    three policies, with and without stalls
+  paceline compare --policies full,auto,auto/progress --scenario slow:0:3 --seeds 5
+  paceline compare --policies full,best-static,auto,async,stale:8 --scenario stalls:3 --workers 64 --batch 8
+  paceline compare --scenario trace:times.csv.gz --data mnist --target-accuracy 0.98
+  paceline compare --sweep 8,4 --scenario stalls:3    how many backup workers (Q21)
+  paceline compare --live 100ms --scenario slow:1:3   real processes, workers padded to 100 ms a round
+
+Training is real; time is virtual (but with --live): a worker that nothing disturbs takes a second for
+its round. Every policy gets the same number of learning rates to choose from. Results are kept in the
+--out folder (results.jsonl, page.html); a comparison that was interrupted goes on where it was.
+Exit codes: 0 done, 1 something cannot be read or written, 2 wrong usage.";
+
+/// What is compared under where nothing is named.
+const SCENARIOS: [&str; 2] = ["none", "stalls:3"];
+
+pub(crate) fn run(mut args: CompareArgs) -> Result<ExitCode> {
+    ensure!((0.0..=1.0).contains(&args.target_accuracy), "--target-accuracy must be from 0 to 1");
+    ensure!(args.lr > 0.0 && args.lr.is_finite(), "--lr must be a positive number");
+    ensure!(args.overhead >= 0.0 && args.overhead.is_finite(), "--overhead must not be negative");
+    ensure!(args.micro_batches <= args.batch, "--micro-batches are at most --batch");
+    if args.scenario.is_empty() {
+        args.scenario = SCENARIOS.map(|text| text.parse().expect("a scenario")).to_vec();
+    }
+    if let Some((workers, backups)) = args.sweep {
+        args.workers = workers + backups;
+        args.policies = backup_policies(workers, backups);
+    }
+    let (scenarios, policies) = (args.scenario.clone(), args.policies.clone());
+    let progress = Progress::new();
+    progress.say("loading the data".to_owned());
+    let workload = Workload::load(args.model, &args.data, 1)?;
+    let model = model::load(None)?;
+    let store = Store::open(&args.out)?;
+    let cases =
+        Study::new(&args, &workload, &model, &store, &progress).run(&scenarios, &policies)?;
+    drop(progress);
+    let rows = summary::rows(&cases);
+    let notes = notes(&args, &scenarios, &rows);
+    if args.json {
+        for row in &rows {
+            println!("{}", serde_json::to_string(row)?);
+        }
+    } else {
+        print!("{}", summary::text(&rows, args.target_accuracy));
+        notes.iter().for_each(|note| println!("\n{note}"));
+    }
+    let path = args.out.join("page.html");
+    report::page(&cases, &rows, args.target_accuracy, &notes).write(&path)?;
+    eprintln!("wrote {}", path.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Of so many machines the first N count, with 0 to b backups.
+fn backup_policies(workers: u32, backups: u32) -> Vec<Contender> {
+    let contender = |count: u32| {
+        let policy = PolicySpec::Static(Cutoff::Count(count));
+        let plain: Contender = "full".parse().expect("a policy");
+        Contender { policy, straggler: Some(Straggler::Abort), ..plain }
+    };
+    (workers..=workers + backups).rev().map(contender).collect()
+}
+
+fn notes(args: &CompareArgs, scenarios: &[Scenario], rows: &[summary::Row]) -> Vec<String> {
+    if args.sweep.is_none() {
+        return Vec::new();
+    }
+    let of = |scenario: &Scenario| {
+        let name = scenario.to_string();
+        let rows: Vec<summary::Row> =
+            rows.iter().filter(|row| row.scenario == name).cloned().collect();
+        summary::choice(&rows, args.workers)
+    };
+    scenarios.iter().filter_map(of).collect()
+}

@@ -1,0 +1,116 @@
+//! The page of a comparison.
+
+use super::{study::Case, summary::Row};
+use crate::page::{Axis, LineChart, Page, Section, Series, Table};
+
+/// The most policies that a chart shows: it has colours for no more.
+const LINES: usize = 6;
+
+pub(super) fn page(cases: &[Case], rows: &[Row], target: f64, notes: &[String]) -> Page {
+    let mut page = Page::new("Paceline: time to accuracy, policy by policy");
+    let mut scenarios: Vec<&str> = rows.iter().map(|row| row.scenario.as_str()).collect();
+    scenarios.dedup();
+    for scenario in scenarios {
+        let rows: Vec<&Row> = rows.iter().filter(|row| row.scenario == scenario).collect();
+        let cases: Vec<&Case> = cases.iter().filter(|case| case.scenario == scenario).collect();
+        let lead = format!(
+            "Target: {:.1} % test accuracy. A clairvoyant gets {:.2}× the samples a second of full \
+             sync here.",
+            100.0 * target,
+            rows[0].bound
+        );
+        let mut section = Section::new(scenario).lead(&lead).table(&table(&rows));
+        for note in notes.iter().filter(|note| note.starts_with(scenario)) {
+            section = section.text(note);
+        }
+        let section = section
+            .chart(&over_time("Test accuracy (seed 1)", "share", &cases, |o| &o.accuracies))
+            .chart(&over_time("Contributions a round (seed 1)", "workers", &cases, |o| &o.cutoffs))
+            .chart(&against_cutoff(&rows))
+            .chart(&over_time("Gradient noise scale (seed 1)", "samples", &cases, |o| &o.noise));
+        page = page.section(section);
+    }
+    page
+}
+
+fn table(rows: &[&Row]) -> Table {
+    let mut table = Table::new([
+        "policy",
+        "seconds to target",
+        "best",
+        "worst",
+        "sooner than full",
+        "of clairvoyant",
+        "final accuracy",
+        "over full",
+        "cutoff",
+        "idle",
+        "used",
+        "salvaged",
+        "dropped",
+        "requeued",
+        "learning rate",
+    ]);
+    for row in rows {
+        let seconds = |figure: fn(&super::summary::Spread) -> f64| {
+            row.seconds_to_target.as_ref().map_or("–".to_owned(), |s| format!("{:.1}", figure(s)))
+        };
+        let name = match row.chosen == row.policy {
+            true => row.policy.clone(),
+            false => format!("{} ({})", row.policy, row.chosen),
+        };
+        table.row(vec![
+            name,
+            seconds(|s| s.mean),
+            seconds(|s| s.least),
+            seconds(|s| s.most),
+            row.speed_up.map_or("–".to_owned(), |speed_up| format!("{:.2}×", speed_up.mean)),
+            row.of_bound.map_or("–".to_owned(), |of| format!("{of:.2}")),
+            format!("{:.2} %", 100.0 * row.final_accuracy.mean),
+            row.accuracy_over_full.map_or("–".to_owned(), |over| format!("{over:+.2}")),
+            format!("{:.1}", row.accepted),
+            row.idle.map_or("–".to_owned(), |idle| format!("{:.0} %", 100.0 * idle)),
+            row.used.to_string(),
+            row.salvaged.to_string(),
+            row.dropped.to_string(),
+            row.requeued.to_string(),
+            row.lr.to_string(),
+        ]);
+    }
+    table
+}
+
+fn over_time(
+    title: &str,
+    unit: &str,
+    cases: &[&Case],
+    curve: fn(&super::trial::Outcome) -> &Vec<(f64, f64)>,
+) -> LineChart {
+    let series = cases.iter().take(LINES).filter_map(|case| {
+        let points = curve(case.outcomes.first()?).clone();
+        (!points.is_empty()).then(|| Series::line(case.contender.to_string(), points))
+    });
+    LineChart {
+        title: title.to_owned(),
+        x: Axis::linear("seconds"),
+        y: Axis::linear(unit),
+        series: series.collect(),
+        ..LineChart::default()
+    }
+}
+
+/// Progress a second (targets reached in a thousand seconds) against the cutoff, a point a policy.
+fn against_cutoff(rows: &[&Row]) -> LineChart {
+    let mut points: Vec<(f64, f64)> = rows
+        .iter()
+        .filter_map(|row| Some((row.accepted, 1e3 / row.seconds_to_target?.mean)))
+        .collect();
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    LineChart {
+        title: "Progress against cutoff, a point a policy".to_owned(),
+        x: Axis::linear("contributions a round"),
+        y: Axis::linear("targets in 1,000 s"),
+        series: vec![Series::line("policies", points)],
+        ..LineChart::default()
+    }
+}

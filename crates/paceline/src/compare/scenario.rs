@@ -1,0 +1,101 @@
+//! Under what conditions policies are compared.
+
+use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
+
+use anyhow::{Context, Result, ensure};
+use paceline_sim::{Recorded, World};
+use paceline_trace::{ReadOptions, SyntheticSpec, Trace, generate, read};
+use paceline_virtual::Paced;
+use paceline_worker::SlownessSpec;
+
+/// Run-times: as a live run is slowed, as a trace says, or drawn like one.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Scenario {
+    /// In the language of `--stragglers`; nothing is `none`.
+    Slowed(SlownessSpec),
+    /// Recorded.
+    Trace(PathBuf),
+    /// Drawn.
+    Synthetic(SyntheticSpec),
+}
+
+impl FromStr for Scenario {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            _ if text == "none" => Ok(Scenario::Slowed(SlownessSpec::default())),
+            Some(("trace", path)) => Ok(Scenario::Trace(PathBuf::from(path))),
+            Some(("synthetic", spec)) => {
+                spec.parse().map(Scenario::Synthetic).map_err(|error| format!("{error}"))
+            }
+            _ => text
+                .parse()
+                .map(Scenario::Slowed)
+                .map_err(|error| format!("{error}; or none, trace:FILE, synthetic:SPEC")),
+        }
+    }
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Scenario::Slowed(spec) if *spec == SlownessSpec::default() => write!(f, "none"),
+            Scenario::Slowed(spec) => write!(f, "{spec}"),
+            Scenario::Trace(path) => write!(f, "trace:{}", path.display()),
+            Scenario::Synthetic(spec) => write!(f, "synthetic:{spec}"),
+        }
+    }
+}
+
+/// A scenario for so many workers, ready to be drawn from under any seed.
+#[derive(Debug, Clone)]
+pub(super) enum Conditions {
+    Slowed(SlownessSpec, u32),
+    Recorded(Arc<Trace>),
+}
+
+impl Conditions {
+    pub(super) fn new(scenario: &Scenario, workers: u32) -> Result<Conditions> {
+        let trace = match scenario {
+            Scenario::Slowed(spec) => {
+                let most = spec.workers().into_iter().max();
+                ensure!(
+                    most.is_none_or(|most| most < workers),
+                    "{scenario}: there are {workers} workers, numbered from 0"
+                );
+                return Ok(Conditions::Slowed(spec.clone(), workers));
+            }
+            Scenario::Trace(path) => read(path, &ReadOptions::default())
+                .with_context(|| format!("failed to read {}", path.display()))?,
+            Scenario::Synthetic(spec) => generate(spec, 1),
+        };
+        ensure!(
+            trace.workers().len() >= workers as usize,
+            "{scenario} has {} workers, {workers} were asked for",
+            trace.workers().len()
+        );
+        Ok(Conditions::Recorded(Arc::new(first_of(&trace, workers))))
+    }
+
+    /// Run-times under a seed; where nothing disturbs a worker it takes a second.
+    pub(super) fn world(&self, seed: u64) -> Box<dyn World + '_> {
+        match self {
+            Conditions::Slowed(spec, workers) => Box::new(Paced::new(spec, *workers, 1.0, seed)),
+            Conditions::Recorded(trace) => Box::new(Recorded::new(trace, seed)),
+        }
+    }
+}
+
+/// The first workers of a trace, its median run-time being one second.
+fn first_of(trace: &Trace, workers: u32) -> Trace {
+    let median = trace.median();
+    let names = trace.workers()[..workers as usize].to_vec();
+    let mut some = Trace::new(trace.name(), trace.unit(), names);
+    for round in 0..trace.rounds() {
+        some.push_round(
+            trace.row(round).take(workers as usize).map(|cell| cell.scaled(1.0 / median)),
+        );
+    }
+    some
+}

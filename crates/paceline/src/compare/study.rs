@@ -1,0 +1,185 @@
+//! All runs of a comparison: learning rates first, then seeds.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use anyhow::Result;
+use paceline_model::Model;
+use paceline_virtual::bounds;
+use rayon::prelude::*;
+
+use super::{
+    args::CompareArgs,
+    contender::{Contender, SHARES},
+    live,
+    scenario::{Conditions, Scenario},
+    store::Store,
+    trial::{Outcome, Trial, run_virtually},
+};
+use crate::{progress::Progress, workload::Workload};
+
+/// Seed of the runs that learning rates are chosen by; no other run has it.
+const TUNING: u64 = 1_000_003;
+/// Rounds from which a clairvoyant's bound is taken.
+const BOUND_ROUNDS: usize = 400;
+
+/// One policy under one scenario.
+#[derive(Debug, Clone)]
+pub(super) struct Case {
+    pub(super) scenario: String,
+    pub(super) contender: Contender,
+    /// What a sweep chose.
+    pub(super) chosen: Contender,
+    pub(super) lr: f32,
+    /// By seed, from 1.
+    pub(super) outcomes: Vec<Outcome>,
+    /// Samples a second that a clairvoyant would get, over those of full sync.
+    pub(super) bound: f64,
+}
+
+/// Everything that runs need.
+pub(super) struct Study<'a> {
+    pub(super) args: &'a CompareArgs,
+    pub(super) workload: &'a Workload,
+    pub(super) model: &'a Arc<Model>,
+    pub(super) store: &'a Store,
+    pub(super) progress: &'a Progress,
+    done: AtomicUsize,
+    all: usize,
+}
+
+impl<'a> Study<'a> {
+    pub(super) fn new(
+        args: &'a CompareArgs,
+        workload: &'a Workload,
+        model: &'a Arc<Model>,
+        store: &'a Store,
+        progress: &'a Progress,
+    ) -> Study<'a> {
+        Study { args, workload, model, store, progress, done: AtomicUsize::new(0), all: 0 }
+    }
+
+    /// Every contender under every scenario.
+    pub(super) fn run(
+        &mut self,
+        scenarios: &[Scenario],
+        contenders: &[Contender],
+    ) -> Result<Vec<Case>> {
+        let args = self.args;
+        let runs = |contender: &Contender| {
+            let tried = if contender.sweep { SHARES.len() + 1 } else { 1 };
+            tried + args.tune as usize - 1 + args.seeds as usize
+        };
+        self.all = scenarios.len() * contenders.iter().map(runs).sum::<usize>();
+        let mut cases = Vec::new();
+        for scenario in scenarios {
+            cases.push((scenario, Conditions::new(scenario, args.workers)?));
+        }
+        let jobs: Vec<(&Scenario, &Conditions, &Contender)> = cases
+            .iter()
+            .flat_map(|(scenario, conditions)| {
+                contenders.iter().map(move |contender| (*scenario, conditions, contender))
+            })
+            .collect();
+        let case = |&(scenario, conditions, contender): &(&Scenario, &Conditions, &Contender)| {
+            self.case(scenario, conditions, contender)
+        };
+        match args.live.is_some() {
+            // Live runs would set each other's pace.
+            true => jobs.iter().map(case).collect(),
+            false => jobs.par_iter().with_max_len(1).map(case).collect(),
+        }
+    }
+
+    fn case(
+        &self,
+        scenario: &Scenario,
+        conditions: &Conditions,
+        contender: &Contender,
+    ) -> Result<Case> {
+        let args = self.args;
+        let name = scenario.to_string();
+        let run = |contender: &Contender, seed: u64, lr: f32| {
+            self.trial(&name, conditions, contender, seed, lr)
+        };
+        let mut chosen = (*contender, args.lr);
+        let mut best: Option<Outcome> = None;
+        let mut consider = |contender: Contender, lr: f32| -> Result<Contender> {
+            let outcome = run(&contender, TUNING, lr)?;
+            if best.as_ref().is_none_or(|best| outcome.beats(best)) {
+                (chosen, best) = ((contender, lr), Some(outcome));
+            }
+            Ok(chosen.0)
+        };
+        let mut fixed = *contender;
+        for candidate in contender.candidates() {
+            fixed = consider(candidate, args.lr)?;
+        }
+        for factor in factors(args.tune) {
+            consider(fixed, args.lr * factor)?;
+        }
+        let (chosen, lr) = chosen;
+        let outcomes: Result<Vec<Outcome>> =
+            (1..=args.seeds).map(|seed| run(&chosen, seed, lr)).collect();
+        let bound = |seed: u64| {
+            let mut world = conditions.world(seed);
+            let found = bounds(&mut *world, BOUND_ROUNDS, args.micro_batches, args.overhead);
+            found.clairvoyant_rate / found.full_rate
+        };
+        let bound = (1..=args.seeds).map(bound).sum::<f64>() / args.seeds as f64;
+        let contender = *contender;
+        Ok(Case { scenario: name, contender, chosen, lr, outcomes: outcomes?, bound })
+    }
+
+    fn trial(
+        &self,
+        scenario: &str,
+        conditions: &Conditions,
+        contender: &Contender,
+        seed: u64,
+        lr: f32,
+    ) -> Result<Outcome> {
+        let trial = Trial::new(self.args, scenario, contender, seed, lr);
+        let outcome = match self.store.find(&trial)? {
+            Some(known) => known,
+            None => {
+                let outcome = match (self.args.live, conditions) {
+                    (Some(nominal), Conditions::Slowed(..)) => {
+                        live::run(self.args, &trial, contender, nominal)?
+                    }
+                    (Some(_), _) => anyhow::bail!("{scenario}: live runs have no replay"),
+                    (None, _) => {
+                        let (args, workload) = (self.args, self.workload);
+                        run_virtually(args, &trial, contender, conditions, workload, self.model)?
+                    }
+                };
+                self.store.add(trial, outcome.clone())?;
+                outcome
+            }
+        };
+        let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
+        self.progress.say(format!("run {done} of {}: {contender} under {scenario}", self.all));
+        Ok(outcome)
+    }
+}
+
+/// 2, ½, 4, ¼, …: one fewer than are tried, since 1 is tried anyway.
+fn factors(tried: u32) -> impl Iterator<Item = f32> {
+    (1..tried).map(|i| {
+        let power = i.div_ceil(2) as i32;
+        2f32.powi(if i % 2 == 1 { power } else { -power })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn learning_rates_are_tried_on_both_sides() {
+        assert_eq!(factors(1).count(), 0);
+        assert_eq!(factors(5).collect::<Vec<_>>(), [2.0, 0.5, 4.0, 0.25]);
+    }
+}

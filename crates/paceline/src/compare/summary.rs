@@ -1,0 +1,183 @@
+//! What a comparison found: a line for each policy under each scenario.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::study::Case;
+
+/// Mean, best and worst over seeds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(super) struct Spread {
+    pub(super) mean: f64,
+    pub(super) least: f64,
+    pub(super) most: f64,
+}
+
+impl Spread {
+    pub(super) fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
+        let values: Vec<f64> = values.into_iter().collect();
+        let least = values.iter().copied().reduce(f64::min)?;
+        let most = values.iter().copied().reduce(f64::max)?;
+        Some(Spread { mean: values.iter().sum::<f64>() / values.len() as f64, least, most })
+    }
+}
+
+/// One line of `--json`.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Row {
+    pub(super) scenario: String,
+    pub(super) policy: String,
+    /// What a sweep chose.
+    pub(super) chosen: String,
+    pub(super) lr: f32,
+    pub(super) seeds: usize,
+    /// Seeds that reached the target.
+    pub(super) reached: usize,
+    /// Seconds to the target, of those that reached it.
+    pub(super) seconds_to_target: Option<Spread>,
+    /// How many times sooner than full sync, seed by seed.
+    pub(super) speed_up: Option<Spread>,
+    /// Samples a second of a clairvoyant, over full sync.
+    pub(super) bound: f64,
+    /// The speed-up's share of that.
+    pub(super) of_bound: Option<f64>,
+    pub(super) final_accuracy: Spread,
+    /// Points above full sync's, seed by seed: the mean.
+    pub(super) accuracy_over_full: Option<f64>,
+    /// Contributions in a round.
+    pub(super) accepted: f64,
+    pub(super) idle: Option<f64>,
+    pub(super) used: u64,
+    pub(super) salvaged: u64,
+    pub(super) dropped: u64,
+    pub(super) requeued: u64,
+    pub(super) ledger_balanced: bool,
+}
+
+/// The lines of all cases, in their order.
+pub(super) fn rows(cases: &[Case]) -> Vec<Row> {
+    let full = |scenario: &str| {
+        let of = |case: &&Case| case.scenario == scenario && case.contender.to_string() == "full";
+        cases.iter().find(of)
+    };
+    cases.iter().map(|case| row(case, full(&case.scenario))).collect()
+}
+
+fn row(case: &Case, full: Option<&Case>) -> Row {
+    let outcomes = &case.outcomes;
+    let pairs = || full.into_iter().flat_map(|full| full.outcomes.iter().zip(outcomes));
+    let speed_up =
+        Spread::of(pairs().filter_map(|(full, mine)| Some(full.reached? / mine.reached?)));
+    let over = Spread::of(pairs().map(|(full, mine)| 100.0 * (mine.accuracy - full.accuracy)));
+    let mean = |figure: &dyn Fn(&super::trial::Outcome) -> f64| {
+        outcomes.iter().map(figure).sum::<f64>() / outcomes.len().max(1) as f64
+    };
+    let idle: Option<Vec<f64>> = outcomes.iter().map(|outcome| outcome.idle).collect();
+    let none = Spread { mean: 0.0, least: 0.0, most: 0.0 };
+    Row {
+        scenario: case.scenario.clone(),
+        policy: case.contender.to_string(),
+        chosen: case.chosen.to_string(),
+        lr: case.lr,
+        seeds: outcomes.len(),
+        reached: outcomes.iter().filter(|outcome| outcome.reached.is_some()).count(),
+        seconds_to_target: Spread::of(outcomes.iter().filter_map(|outcome| outcome.reached)),
+        bound: case.bound,
+        of_bound: speed_up.map(|speed_up| speed_up.mean / case.bound),
+        speed_up,
+        final_accuracy: Spread::of(outcomes.iter().map(|o| o.accuracy)).unwrap_or(none),
+        accuracy_over_full: over.map(|over| over.mean),
+        accepted: mean(&|outcome| outcome.accepted),
+        idle: idle.and_then(Spread::of).map(|idle| idle.mean),
+        used: outcomes.iter().map(|outcome| outcome.samples.used).sum(),
+        salvaged: outcomes.iter().map(|outcome| outcome.samples.salvaged).sum(),
+        dropped: outcomes.iter().map(|outcome| outcome.samples.dropped).sum(),
+        requeued: outcomes.iter().map(|outcome| outcome.samples.requeued).sum(),
+        ledger_balanced: outcomes.iter().all(|outcome| outcome.balanced),
+    }
+}
+
+/// A table for people, scenario by scenario.
+pub(super) fn text(rows: &[Row], target: f64) -> String {
+    let mut text = String::new();
+    let mut scenario = "";
+    for row in rows {
+        if row.scenario != scenario {
+            scenario = &row.scenario;
+            let _ = writeln!(
+                text,
+                "{}{scenario}: seconds to {:.1} % test accuracy, mean (best–worst); a clairvoyant \
+                 gets {:.2}× the samples of full sync\n{:24} {:>22} {:>9} {:>9} {:>8} {:>7} {:>6}",
+                if text.is_empty() { "" } else { "\n" },
+                100.0 * target,
+                row.bound,
+                "",
+                "seconds",
+                "of full",
+                "of bound",
+                "accuracy",
+                "cutoff",
+                "idle"
+            );
+        }
+        let _ = writeln!(text, "{}", line(row));
+    }
+    text
+}
+
+fn line(row: &Row) -> String {
+    let seconds = row.seconds_to_target.map_or("not reached".to_owned(), |s| {
+        format!("{:.1} ({:.1}–{:.1})", s.mean, s.least, s.most)
+    });
+    let or_dash = |value: Option<f64>, unit: &str| {
+        value.map_or("–".to_owned(), |value| format!("{value:.2}{unit}"))
+    };
+    let mut line = format!(
+        "{:24} {seconds:>22} {:>9} {:>9} {:>7.2}% {:>7.1} {:>6}",
+        row.policy,
+        or_dash(row.speed_up.map(|speed_up| speed_up.mean), "×"),
+        or_dash(row.of_bound, ""),
+        100.0 * row.final_accuracy.mean,
+        row.accepted,
+        row.idle.map_or("–".to_owned(), |idle| format!("{:.0}%", 100.0 * idle)),
+    );
+    if row.reached < row.seeds {
+        let _ = write!(line, "  {} of {} seeds reached it", row.reached, row.seeds);
+    }
+    if row.chosen != row.policy {
+        let _ = write!(line, "  chose {}", row.chosen);
+    }
+    if !row.ledger_balanced {
+        line += "  THE LEDGER DOES NOT BALANCE";
+    }
+    line
+}
+
+/// Of a sweep over backup workers: what it would take, and why.
+pub(super) fn choice(rows: &[Row], machines: u32) -> Option<String> {
+    let seconds = |row: &Row| row.seconds_to_target.map(|seconds| seconds.mean);
+    let all = rows.iter().filter(|row| row.reached == row.seeds);
+    let best = all.min_by(|a, b| {
+        let (a, b) = (seconds(a).unwrap_or(f64::MAX), seconds(b).unwrap_or(f64::MAX));
+        a.total_cmp(&b)
+    })?;
+    let none = rows.iter().find(|row| row.policy.starts_with(&format!("static:{machines}/")))?;
+    let count: u32 = best.policy.strip_prefix("static:")?.split('/').next()?.parse().ok()?;
+    let backups = machines - count;
+    let (best, without) = (seconds(best)?, seconds(none)?);
+    Some(match backups {
+        0 => format!(
+            "{}: all {machines} machines should count, no backups: waiting for the last costs less \
+             than the samples it brings",
+            none.scenario
+        ),
+        _ => format!(
+            "{}: of {machines} machines N = {count} should count and b = {backups} be backups: \
+             {best:.1} s to the target instead of {without:.1} s with none ({:.2}×); more backups \
+             give away more samples than they save time",
+            none.scenario,
+            without / best
+        ),
+    })
+}

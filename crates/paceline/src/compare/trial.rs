@@ -1,0 +1,212 @@
+//! One training run of a comparison.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use paceline_core::SampleCounts;
+use paceline_model::Model;
+use paceline_params::{Clip, OptimizerSpec, Schedule, UpdateConfig};
+use paceline_virtual::{Training, TrainingConfig, TrainingRecord};
+use serde::{Deserialize, Serialize};
+
+use super::{args::CompareArgs, contender::Contender, scenario::Conditions};
+use crate::workload::Workload;
+
+/// The most points of a curve that are kept.
+const POINTS: usize = 200;
+
+/// Which run: all that its outcome depends on. Runs with the same are not run twice.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Trial {
+    pub(super) scenario: String,
+    pub(super) policy: String,
+    pub(super) seed: u64,
+    pub(super) lr: f32,
+    pub(super) workers: u32,
+    batch: u32,
+    micro_batches: u32,
+    model: String,
+    data: String,
+    target_accuracy: f64,
+    epochs: u32,
+    to_the_end: bool,
+    evaluations: u32,
+    overhead: f64,
+    /// The nominal time of a round, if it is run live.
+    live: Option<String>,
+}
+
+impl Trial {
+    pub(super) fn new(
+        args: &CompareArgs,
+        scenario: &str,
+        contender: &Contender,
+        seed: u64,
+        lr: f32,
+    ) -> Trial {
+        Trial {
+            scenario: scenario.to_owned(),
+            policy: contender.to_string(),
+            seed,
+            lr,
+            workers: args.workers,
+            batch: args.batch,
+            micro_batches: args.micro_batches,
+            model: args.model.to_string(),
+            data: args.data.to_string(),
+            target_accuracy: args.target_accuracy,
+            epochs: args.epochs,
+            to_the_end: args.to_the_end,
+            evaluations: args.evaluations,
+            overhead: args.overhead,
+            live: args.live.map(|span| span.to_string()),
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Outcome {
+    /// Seconds to the target, if it was reached.
+    pub(super) reached: Option<f64>,
+    pub(super) seconds: f64,
+    /// At the end.
+    pub(super) accuracy: f64,
+    pub(super) rounds: usize,
+    /// Contributions in a round, by the share of a full one: the mean.
+    pub(super) accepted: f64,
+    pub(super) samples: SampleCounts,
+    pub(super) balanced: bool,
+    /// Share of the workers' time in which they did not compute.
+    pub(super) idle: Option<f64>,
+    /// Seconds and test accuracy.
+    pub(super) accuracies: Vec<(f64, f64)>,
+    /// Seconds and contributions of a round.
+    pub(super) cutoffs: Vec<(f64, f64)>,
+    /// Seconds and noise scale, in samples.
+    pub(super) noise: Vec<(f64, f64)>,
+}
+
+impl Outcome {
+    /// Whether it did better than another: sooner at the target, or nearer to it.
+    pub(super) fn beats(&self, other: &Outcome) -> bool {
+        match (self.reached, other.reached) {
+            (Some(mine), Some(other)) => mine < other,
+            (Some(_), None) => true,
+            (None, Some(_)) => false,
+            (None, None) => self.accuracy > other.accuracy,
+        }
+    }
+
+    fn of(record: &TrainingRecord, target: f64) -> Outcome {
+        let rounds = &record.rounds;
+        let accepted: f64 = rounds.iter().map(|round| round.accepted).sum();
+        let curve: Vec<(f64, f64)> =
+            record.points.iter().map(|p| (p.seconds, p.accuracy)).collect();
+        Outcome {
+            reached: crossing(&curve, target),
+            seconds: record.seconds,
+            accuracy: curve.last().map_or(0.0, |&(_, accuracy)| accuracy),
+            rounds: rounds.len(),
+            accepted: accepted / rounds.len().max(1) as f64,
+            samples: record.samples,
+            balanced: record.balanced,
+            idle: Some(record.idle),
+            accuracies: thinned(curve),
+            cutoffs: thinned(rounds.iter().map(|round| (round.at, round.accepted)).collect()),
+            noise: thinned(rounds.iter().filter_map(|r| Some((r.at, r.noise?))).collect()),
+        }
+    }
+}
+
+/// When a curve first reaches a height, between its points by a straight line.
+pub(super) fn crossing(curve: &[(f64, f64)], height: f64) -> Option<f64> {
+    let mut before = (0.0, 0.0);
+    for &(x, y) in curve {
+        if y >= height {
+            let part = if y > before.1 { (height - before.1) / (y - before.1) } else { 1.0 };
+            return Some(before.0 + part * (x - before.0));
+        }
+        before = (x, y);
+    }
+    None
+}
+
+/// Means of neighbouring points, so that few enough are left.
+pub(super) fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    let stride = points.len().div_ceil(POINTS).max(1);
+    let mean = |chunk: &[(f64, f64)]| {
+        let n = chunk.len() as f64;
+        (chunk.iter().map(|p| p.0).sum::<f64>() / n, chunk.iter().map(|p| p.1).sum::<f64>() / n)
+    };
+    points.chunks(stride).map(mean).collect()
+}
+
+/// Runs it on the virtual clock.
+pub(super) fn run_virtually(
+    args: &CompareArgs,
+    trial: &Trial,
+    contender: &Contender,
+    conditions: &Conditions,
+    workload: &Workload,
+    model: &Arc<Model>,
+) -> Result<Outcome> {
+    let config = TrainingConfig {
+        samples: workload.samples,
+        batch: args.batch,
+        micro_batches: args.micro_batches,
+        straggler: contender.straggler(args.micro_batches),
+        late: contender.late,
+        quorum: 1,
+        update: UpdateConfig {
+            optimizer: OptimizerSpec::MOMENTUM,
+            learning_rate: trial.lr,
+            schedule: Schedule::CONSTANT,
+            scaling: contender.scaling,
+            reference_weight: f64::from(args.workers) * f64::from(args.batch),
+            clip: Clip::None,
+        },
+        overhead: args.overhead,
+        seed: trial.seed,
+        evaluate_every: (u64::from(workload.samples) / u64::from(args.evaluations)).max(1),
+        target_accuracy: (!args.to_the_end).then_some(args.target_accuracy),
+        target_loss: None,
+        epochs: args.epochs,
+        seconds: f64::INFINITY,
+    };
+    let policy = contender.policy.build_with(model, contender.objective);
+    let mut world = conditions.world(trial.seed);
+    let mut compute = workload.worker()?;
+    let mut judge = workload.evaluator()?;
+    let mut evaluate = |params: &[f32]| match &mut judge {
+        Some(judge) => {
+            let found = judge(params);
+            (found.loss, found.accuracy)
+        }
+        None => (0.0, 0.0),
+    };
+    let (_, params) = workload.begin(trial.seed)?;
+    let training = Training::new(config, policy, &mut *world, &mut compute, &mut evaluate, params);
+    Ok(Outcome::of(&training.run(|| false), args.target_accuracy))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_crossed_between_two_measurements() {
+        let curve = [(1.0, 0.4), (3.0, 0.8), (4.0, 0.9)];
+        assert_eq!(crossing(&curve, 0.6), Some(2.0));
+        assert_eq!(crossing(&curve, 0.2), Some(0.5));
+        assert_eq!(crossing(&curve, 0.95), None);
+    }
+
+    #[test]
+    fn many_points_become_few_and_few_stay() {
+        let few: Vec<(f64, f64)> = (0..5).map(|i| (f64::from(i), 1.0)).collect();
+        assert_eq!(thinned(few.clone()), few);
+        let many: Vec<(f64, f64)> = (0..1000).map(|i| (f64::from(i), 2.0)).collect();
+        assert_eq!(thinned(many).len(), 200);
+    }
+}
