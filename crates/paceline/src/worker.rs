@@ -18,6 +18,9 @@ pub(crate) fn run(args: &WorkerArgs) -> Result<()> {
     if let Some(core) = args.pin {
         host::pin(core)?;
     }
+    if let Some(more) = args.nice {
+        host::give_way(more)?;
+    }
     paceline_nn::single_threaded();
     let mut slowness: SlownessSpec = args.stragglers.parse()?;
     slowness.nominal = args.nominal.map(|span| span.0);
