@@ -122,6 +122,9 @@ pub(crate) struct WorkerArgs {
     /// Stay on this core
     #[arg(long, value_name = "CORE", hide = true)]
     pub(crate) pin: Option<usize>,
+    /// End with whoever started this
+    #[arg(long, hide = true)]
+    pub(crate) tied: bool,
     /// Let others go first
     #[arg(long, value_name = "MORE", hide = true)]
     pub(crate) nice: Option<i32>,

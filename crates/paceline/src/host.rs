@@ -4,7 +4,7 @@ use std::{ffi::OsStr, io::Read, os::unix::process::CommandExt, process::Command}
 
 use anyhow::{Context, Result};
 use rustix::{
-    process::nice,
+    process::{Signal, nice, set_parent_process_death_signal},
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
 
@@ -24,6 +24,13 @@ pub(crate) fn pin(core: usize) -> Result<()> {
 /// Raises the nice value of this thread by `more`, and of all threads that it starts from now on.
 pub(crate) fn give_way(more: i32) -> Result<()> {
     nice(more).with_context(|| format!("failed to raise the nice value by {more}")).map(drop)
+}
+
+/// Has this process killed when the thread that started it ends. A worker that is stopped, or whose
+/// link is gone, would not learn of it otherwise.
+pub(crate) fn end_with_parent() -> Result<()> {
+    let killed = set_parent_process_death_signal(Some(Signal::KILL));
+    killed.context("failed to tie this process to its parent")
 }
 
 /// A program in a process group of its own: Ctrl-C is for this process, which then ends the others

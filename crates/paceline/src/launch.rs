@@ -150,7 +150,7 @@ fn args(
         nice.map(|more| ("--nice", more.to_string())),
     ];
     let flags = flags.into_iter().flatten().flat_map(|(flag, value)| [flag.to_owned(), value]);
-    std::iter::once("worker".to_owned()).chain(flags).collect()
+    ["worker", "--tied"].map(str::to_owned).into_iter().chain(flags).collect()
 }
 
 /// The last line of a log that holds anything and was not there `before`.

@@ -15,6 +15,9 @@ Examples:
   PACELINE_TOKEN=… paceline worker --connect host:4747 --data /data/mnist";
 
 pub(crate) fn run(args: &WorkerArgs) -> Result<()> {
+    if args.tied {
+        host::end_with_parent()?;
+    }
     if let Some(core) = args.pin {
         host::pin(core)?;
     }

@@ -60,18 +60,22 @@ fn check_balance(summary: &Value) {
     assert_eq!(summary["success"], true, "{summary}");
 }
 
+#[track_caller]
+fn wait_until(claim: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < Duration::from_secs(20), "never: {claim}");
+        std::thread::sleep(ms(10));
+    }
+}
+
 /// The process of worker `index` of the run whose process is `parent`, when it is there.
 #[track_caller]
 fn process(parent: u32, index: u32) -> u32 {
-    let began = Instant::now();
-    loop {
-        let wanted = format!("--index {index} ");
-        if let Some((pid, _)) = children(parent).iter().find(|(_, line)| line.contains(&wanted)) {
-            return *pid;
-        }
-        assert!(began.elapsed() < Duration::from_secs(20), "worker {index} is not there");
-        std::thread::sleep(ms(10));
-    }
+    let wanted = format!("--index {index} ");
+    let find = || children(parent).into_iter().find(|(_, line)| line.contains(&wanted));
+    wait_until("the worker is there", || find().is_some());
+    find().map_or(0, |(pid, _)| pid)
 }
 
 /// A field of `/proc/PID/stat`, counted as in its manual, from 3 on.
@@ -100,20 +104,18 @@ fn a_worker_that_is_stopped_for_less_than_liveness_is_slow_and_not_lost() {
 fn a_stopped_worker_does_not_outlive_its_run() {
     let _alone = alone();
     let place = Place::new();
-    let run = place.start(
-        "train --model softmax --workers 2 --policy static:1 --epochs 100 --nominal 20ms \
-         --liveness 60s --stragglers stop:1:30s:29s --name over",
-    );
-    let worker = process(run.0.id(), 1);
-    let began = Instant::now();
-    while stat(worker, 3).as_deref() != Some("T") {
-        assert!(began.elapsed() < Duration::from_secs(20), "it is never stopped");
-        std::thread::sleep(ms(10));
+    for (name, signal) in [("interrupted", Signal::INT), ("killed", Signal::KILL)] {
+        let run = place.start(&format!(
+            "train --model softmax --workers 2 --policy static:1 --epochs 100 --nominal 20ms \
+             --liveness 60s --stragglers stop:1:30s:29s --name {name}"
+        ));
+        let worker = process(run.0.id(), 1);
+        place.wait_for(name, |e| matches!(e, EventKind::Updated { .. }));
+        wait_until("it is stopped", || stat(worker, 3).as_deref() == Some("T"));
+        run.signal(signal);
+        drop(run.wait());
+        wait_until("it is gone", || stat(worker, 3).is_none_or(|state| state == "Z"));
     }
-    place.wait_for("over", |e| matches!(e, EventKind::Updated { .. }));
-    run.signal(Signal::INT);
-    run.wait().failed(130, &["stopping"]);
-    assert_eq!(stat(worker, 3), None);
 }
 
 #[test]
@@ -200,8 +202,9 @@ fn a_crowd_shares_a_core_and_is_slower_than_who_has_one() {
     assert_eq!(nice(1), (nice(0) + 5).min(19));
     check_balance(&run.wait().ok().json());
     let times = run_times(&place.events("crowded"));
-    let shared: Vec<Duration> = (0..3).map(|worker| median(&times[&worker])).collect();
-    let own = median(&times[&3]);
+    // The best of all rounds, in which nothing else was going on.
+    let shared: Vec<Duration> = (0..3).map(|worker| times[&worker][0]).collect();
+    let own = times[&3][0];
     assert!(shared.iter().all(|time| *time > own), "{shared:?} where one alone takes {own:?}");
 }
 
@@ -261,13 +264,11 @@ fn a_slow_link_is_gone_however_the_run_ends() {
         let run = place.start(args);
         let owner = run.0.id();
         place.wait_for("cut", |e| matches!(e, EventKind::Updated { .. }));
+        let worker = process(owner, 1);
         run.signal(signal);
         drop(run.wait());
-        let began = Instant::now();
-        while !leftovers(owner).is_empty() {
-            assert!(began.elapsed() < Duration::from_secs(10), "{:?}", leftovers(owner));
-            std::thread::sleep(ms(20));
-        }
+        wait_until("the worker is gone", || stat(worker, 3).is_none_or(|state| state == "Z"));
+        wait_until("the link is gone", || leftovers(owner).is_empty());
     }
 }
 
