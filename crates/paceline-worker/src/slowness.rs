@@ -16,7 +16,7 @@ use thiserror::Error;
 /// The 99th percentile of a standard normal, which turns p99/p50 into a lognormal's sigma.
 const Z99: f64 = 2.326_347_874;
 
-/// Who is slowed, and how: `slow:3:5,stalls:2,kill:1@40,hog:0`.
+/// Who is slowed from inside, and how: `slow:3:5,stalls:2,kill:1@40`.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SlownessSpec {
     items: Vec<Item>,
@@ -33,8 +33,6 @@ enum Item {
     Stalls { ratio: f64 },
     /// The worker is killed in the middle of its first work on this version or a later one.
     Kill { worker: u32, at: u64 },
-    /// A busy loop shares the worker's core.
-    Hog { worker: u32 },
     /// These workers sit on a node that is slow for a while, now and then, all at once.
     Node { first: u32, last: u32, factor: f64 },
 }
@@ -45,29 +43,40 @@ const SLOW_PHASES: f64 = 0.25;
 
 /// What is wrong with a description of slowness.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error(
-    "`{0}` is no slowness: write slow:WORKER:FACTOR (slow:3:5), stalls:P99_OVER_P50 (stalls:3), \
-     kill:WORKER@ROUND (kill:1@40), hog:WORKER (hog:0) or node:FIRST-LAST:FACTOR (node:4-7:2), \
-     separated by commas"
-)]
+#[error("`{0}` is no slowness: write {forms}, separated by commas", forms = SlownessSpec::FORMS)]
 pub struct SlownessError(String);
 
 impl SlownessSpec {
-    /// Workers that are to have a busy loop beside them.
-    pub fn hogs(&self) -> Vec<u32> {
-        let hog = |item: &Item| match item {
-            Item::Hog { worker } => Some(*worker),
+    /// How its items are written, for people.
+    pub const FORMS: &str = "slow:WORKER:FACTOR (slow:3:5), stalls:P99_OVER_P50 (stalls:3), \
+                             kill:WORKER@ROUND (kill:1@40), node:FIRST-LAST:FACTOR (node:4-7:2)";
+
+    /// All of this and all of `more`.
+    pub fn and(mut self, more: SlownessSpec) -> Self {
+        self.items.extend(more.items);
+        self.nominal = self.nominal.or(more.nominal);
+        self
+    }
+
+    /// The same, with `worker` killed in its first work on version `at` or a later one.
+    pub fn killing(mut self, worker: u32, at: u64) -> Self {
+        self.items.push(Item::Kill { worker, at });
+        self
+    }
+
+    /// The version in whose work `worker` is killed, if it is.
+    pub fn killed_at(&self, worker: u32) -> Option<u64> {
+        let kill = |item: &Item| match *item {
+            Item::Kill { worker: w, at } if w == worker => Some(at),
             _ => None,
         };
-        self.items.iter().filter_map(hog).collect()
+        self.items.iter().filter_map(kill).min()
     }
 
     /// Workers that it names.
     pub fn workers(&self) -> Vec<u32> {
         let named = |item: &Item| match *item {
-            Item::Slow { worker, .. } | Item::Kill { worker, .. } | Item::Hog { worker } => {
-                Some(worker)
-            }
+            Item::Slow { worker, .. } | Item::Kill { worker, .. } => Some(worker),
             Item::Node { last, .. } => Some(last),
             Item::Stalls { .. } => None,
         };
@@ -76,16 +85,15 @@ impl SlownessSpec {
 
     /// One worker's share of it.
     pub fn of(&self, worker: WorkerId, seed: u64) -> Slowness {
-        let nominal = self.nominal;
+        let (kill, nominal) = (self.killed_at(worker.0).map(Version), self.nominal);
         let mut slowness =
-            Slowness { factor: 1.0, stalls: None, kill: None, node: None, nominal, seed, worker };
+            Slowness { factor: 1.0, stalls: None, kill, node: None, nominal, seed, worker };
         for item in &self.items {
             match *item {
                 Item::Slow { worker: w, factor } if w == worker.0 => slowness.factor *= factor,
                 Item::Stalls { ratio } => {
                     slowness.stalls = LogNormal::new(0.0, ratio.ln() / Z99).ok();
                 }
-                Item::Kill { worker: w, at } if w == worker.0 => slowness.kill = Some(Version(at)),
                 Item::Node { first, last, factor } if (first..=last).contains(&worker.0) => {
                     slowness.node = Some((first, factor));
                 }
@@ -191,7 +199,6 @@ fn parse(item: &str) -> Option<Item> {
             let (worker, at) = rest.split_once('@')?;
             Some(Item::Kill { worker: worker.parse().ok()?, at: at.parse().ok()? })
         }
-        "hog" => Some(Item::Hog { worker: rest.parse().ok()? }),
         "node" => {
             let (workers, by) = rest.split_once(':')?;
             let (first, last) = workers.split_once('-')?;
@@ -210,7 +217,6 @@ impl fmt::Display for SlownessSpec {
                 Item::Slow { worker, factor } => write!(f, "{comma}slow:{worker}:{factor}")?,
                 Item::Stalls { ratio } => write!(f, "{comma}stalls:{ratio}")?,
                 Item::Kill { worker, at } => write!(f, "{comma}kill:{worker}@{at}")?,
-                Item::Hog { worker } => write!(f, "{comma}hog:{worker}")?,
                 Item::Node { first, last, factor } => {
                     write!(f, "{comma}node:{first}-{last}:{factor}")?;
                 }
@@ -235,13 +241,14 @@ mod tests {
     #[test]
     fn specs_read_back_and_nonsense_says_what_would_do() {
         check("", true);
-        check("slow:3:5,stalls:2,kill:1@40,hog:0", true);
+        check("slow:3:5,stalls:2,kill:1@40", true);
         check("slow:3", false);
         check("slow:3:0.5", false);
         check("slow:3:NaN", false);
         check("stalls:", false);
         check("kill:1", false);
         check("lazy:1", false);
+        check("hog:0", false);
         check("node:4-7:2,stalls:1.2", true);
         check("node:7-4:2", false);
         check("node:4:2", false);
@@ -284,10 +291,20 @@ mod tests {
     }
 
     #[test]
+    fn of_several_kills_the_first_counts() {
+        let spec: SlownessSpec = "slow:2:5,kill:2@9".parse().unwrap();
+        let spec = spec.killing(2, 4).and("stalls:2,kill:1@1".parse().unwrap());
+        assert_eq!(spec.to_string(), "slow:2:5,kill:2@9,kill:2@4,stalls:2,kill:1@1");
+        assert_eq!((spec.killed_at(0), spec.killed_at(2)), (None, Some(4)));
+        assert!(spec.of(WorkerId(2), 0).round(Version(4)).kill);
+        assert!(!spec.of(WorkerId(2), 0).round(Version(3)).kill);
+    }
+
+    #[test]
     fn only_the_named_worker_is_slow() {
         let spec: SlownessSpec = "slow:2:5".parse().unwrap();
         assert_eq!(spec.of(WorkerId(2), 0).round(Version(0)).factor, 5.0);
         assert_eq!(spec.of(WorkerId(1), 0).round(Version(0)).factor, 1.0);
-        assert_eq!("slow:2:5,stalls:3,hog:0".parse::<SlownessSpec>().unwrap().workers(), [2, 0]);
+        assert_eq!("slow:2:5,stalls:3,kill:0@1".parse::<SlownessSpec>().unwrap().workers(), [2, 0]);
     }
 }

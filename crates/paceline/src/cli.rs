@@ -13,6 +13,7 @@ use crate::{
     config::Usage,
     flags::RunFlags,
     host,
+    link::{self, LinkArgs},
     model::{self, ModelArgs},
     server,
     simulate::{self, SimulateArgs},
@@ -56,6 +57,9 @@ enum Command {
     /// Keep a core busy until standard input closes
     #[command(hide = true)]
     Hog(HogArgs),
+    /// Keep a slow link until standard input closes
+    #[command(hide = true)]
+    Link(LinkArgs),
 }
 
 #[derive(Debug, Args)]
@@ -113,7 +117,7 @@ pub(crate) struct WorkerArgs {
     /// How long to go on trying to reach the server
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(crate) patience: Span,
-    /// Slowness on purpose, as for train
+    /// Slowness on purpose: slow, stalls, kill and node, as for train
     #[arg(long, value_name = "SPEC", default_value = "")]
     pub(crate) stragglers: String,
     /// Pad a round to this long
@@ -122,6 +126,12 @@ pub(crate) struct WorkerArgs {
     /// Stay on this core
     #[arg(long, value_name = "CORE", hide = true)]
     pub(crate) pin: Option<usize>,
+    /// End with whoever started this
+    #[arg(long, hide = true)]
+    pub(crate) tied: bool,
+    /// Let others go first
+    #[arg(long, value_name = "MORE", hide = true)]
+    pub(crate) nice: Option<i32>,
 }
 
 #[derive(Debug, Args)]
@@ -194,5 +204,6 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Model(args) => model::run(&args),
         Command::Policies(args) => policies(args.json),
         Command::Hog(args) => host::hog(args.pin).map(|()| ExitCode::SUCCESS),
+        Command::Link(args) => link::keep(&args).map(|()| ExitCode::SUCCESS),
     }
 }

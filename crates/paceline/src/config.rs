@@ -3,7 +3,7 @@
 //! [`RunConfig`] is what holds in the end and what a config file may say; [`RunFlags`] is the layer
 //! that environment and flags make. Layers are laid over each other as TOML tables.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use paceline_core::{Late, RoundConfig, Straggler};
@@ -12,10 +12,9 @@ use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig};
 use paceline_policy::{Cutoff, Objective, PolicySpec};
 use paceline_server::{Limits, Placement};
 use paceline_wire::frame::MAX_BLOCK;
-use paceline_worker::SlownessSpec;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::{flags::RunFlags, span::Span};
+use crate::{flags::RunFlags, scenario::Scenario, span::Span};
 
 /// Settings that cannot be used, as opposed to a run that failed.
 #[derive(Debug, thiserror::Error)]
@@ -201,7 +200,7 @@ impl RunConfig {
         if let Some(weight) = self.reference_weight {
             ensure!(weight > 0.0 && weight.is_finite(), "reference-weight must be positive");
         }
-        ensure!(self.liveness.0 >= std::time::Duration::from_millis(100), "liveness is too short");
+        ensure!(self.liveness.0 >= Duration::from_millis(100), "liveness is too short");
         if self.deterministic && self.policy != PolicySpec::Full {
             bail!("deterministic needs --policy full: which workers are in time is not determined");
         }
@@ -211,7 +210,7 @@ impl RunConfig {
         if self.late == Late::Fold && self.straggler() != Straggler::Finish {
             bail!("late fold needs --straggler finish: others give up what they are at");
         }
-        let named = self.slowness()?.workers();
+        let named = self.scenario()?.workers();
         let strangers: Vec<String> =
             named.iter().filter(|&&w| w >= self.workers).map(ToString::to_string).collect();
         ensure!(
@@ -224,18 +223,38 @@ impl RunConfig {
     }
 
     /// What is allowed and most likely not meant.
-    pub(crate) fn doubts(&self) -> Option<String> {
-        let PolicySpec::Static(Cutoff::Count(wanted)) = self.policy else { return None };
+    pub(crate) fn doubts(&self) -> Vec<String> {
         let workers = self.workers;
-        (wanted > workers).then(|| {
-            format!("static:{wanted} waits for more workers than there are ({workers}): it is full")
-        })
+        let count = match self.policy {
+            PolicySpec::Static(Cutoff::Count(wanted)) if wanted > workers => Some(format!(
+                "static:{wanted} waits for more workers than there are ({workers}): it is full"
+            )),
+            _ => None,
+        };
+        let (heartbeat, liveness) = (self.heartbeat(), self.liveness);
+        let lost = self.longest_stop().filter(|stop| *stop + 2 * heartbeat > liveness.0);
+        let stop = lost.map(Span).map(|stop| {
+            format!("a worker stopped for {stop} may be lost: it counts as dead after {liveness}")
+        });
+        count.into_iter().chain(stop).collect()
     }
 
-    pub(crate) fn slowness(&self) -> Result<SlownessSpec> {
-        let mut slowness: SlownessSpec = self.stragglers.parse()?;
-        slowness.nominal = self.nominal.map(|span| span.0);
-        Ok(slowness)
+    pub(crate) fn scenario(&self) -> Result<Scenario> {
+        Ok(self.stragglers.parse()?)
+    }
+
+    fn longest_stop(&self) -> Option<Duration> {
+        self.scenario().ok()?.longest_stop()
+    }
+
+    /// How often a worker gives a sign of life: often enough that one that was stopped for less than
+    /// the liveness is heard again in time, by half of what is left.
+    pub(crate) fn heartbeat(&self) -> Duration {
+        const SHORTEST: Duration = Duration::from_millis(50);
+        let liveness = self.liveness.0;
+        let usual = (liveness / 5).min(Duration::from_secs(1));
+        let left = self.longest_stop().and_then(|stop| liveness.checked_sub(stop));
+        left.map_or(usual, |left| usual.min(SHORTEST.max(left / 2)))
     }
 
     /// Writes down what follows from other settings, so that it stays when those change.
@@ -393,6 +412,8 @@ mod tests {
         assert!(quorum.contains("quorum must be from 1 to the number of workers (4), not 9"));
         let mistaken = RunFlags { stragglers: Some("slow:4:2,kill:9@3".into()), ..none() };
         assert!(check(mistaken).contains("worker 4, 9, but there are 4"));
+        let crowded = RunFlags { stragglers: Some("crowd:2-4,stop:7:5s:1s".into()), ..none() };
+        assert!(check(crowded).contains("worker 4, 7, but there are 4"));
         assert!(check(RunFlags { shards: Some(1025), ..none() }).contains("from 1 to 1024"));
         assert!(check(RunFlags { shards: Some(0), ..none() }).contains("from 1 to 1024"));
         assert!(check(RunFlags { workers: Some(5000), ..none() }).contains("from 1 to 4096"));
@@ -408,9 +429,32 @@ mod tests {
     fn a_count_that_no_round_can_reach_is_doubted() {
         let policy =
             |text: &str| RunConfig { policy: text.parse().unwrap(), ..RunConfig::default() };
-        assert!(policy("static:5").doubts().unwrap().contains("more workers than there are (4)"));
-        assert_eq!(policy("static:4").doubts(), None);
-        assert_eq!(policy("static:0.9").doubts(), None);
+        assert!(policy("static:5").doubts()[0].contains("more workers than there are (4)"));
+        assert!(policy("static:4").doubts().is_empty());
+        assert!(policy("static:0.9").doubts().is_empty());
+    }
+
+    #[test]
+    fn a_stop_shorter_than_liveness_leaves_time_for_a_sign_of_life() {
+        let stopped = |stragglers: &str| RunConfig {
+            stragglers: stragglers.to_owned(),
+            liveness: Span::secs(4),
+            ..RunConfig::default()
+        };
+        let ms = Duration::from_millis;
+        for (stragglers, heartbeat) in [
+            ("slow:1:2", ms(800)),
+            ("stop:1:9s:1s", ms(800)),
+            ("stop:1:9s:3s", ms(500)),
+            ("stop:1:9s:3900ms", ms(50)),
+            ("stop:1:9s:3999ms", ms(50)),
+            ("stop:1:9s:5s", ms(800)),
+        ] {
+            assert_eq!(stopped(stragglers).heartbeat(), heartbeat, "{stragglers}");
+        }
+        assert!(stopped("stop:1:9s:3900ms").doubts().is_empty());
+        assert!(stopped("stop:1:9s:3999ms").doubts()[0].contains("stopped for 3999ms may be lost"));
+        assert!(stopped("stop:1:9s:4s").doubts()[0].contains("stopped for 4s may be lost"));
     }
 
     /// The names of all settings.
@@ -454,6 +498,7 @@ mod tests {
             "norm:2",
             "slow:1:2",
             "kill:0@3",
+            "preempt:0@3:1s",
             "90s",
             "1e300h",
             "",

@@ -160,8 +160,12 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_BLOCK_KIB", value_name = "KIB")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) block_kib: Option<usize>,
-    /// Slowness on purpose: slow:WORKER:FACTOR, stalls:P99_OVER_P50, kill:WORKER@ROUND,
-    /// hog:WORKER, separated by commas
+    /// Slowness on purpose, separated by commas. Inside a worker: slow:WORKER:FACTOR,
+    /// stalls:P99_OVER_P50, kill:WORKER@ROUND, node:FIRST-LAST:FACTOR. From outside: hog:WORKER
+    /// (a busy loop beside it), crowd:FIRST-LAST (on one core), nice:WORKER:1..19,
+    /// stop:WORKER:EVERY:FOR (SIGSTOP, SIGCONT), preempt:WORKER@ROUND:FOR (killed, and back after
+    /// FOR), delay:WORKER:TIME and loss:WORKER:PERCENT (on its way to the server, each way),
+    /// link:WORKER:RATE (a link of 10mbit; needs root and iproute2)
     #[arg(long, env = "PACELINE_STRAGGLERS", value_name = "SPEC")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) stragglers: Option<String>,

@@ -1,25 +1,33 @@
-//! Worker processes on this machine: started, watched, and ended with the run.
+//! Worker processes on this machine, and what is around them: started with the run, ended with it.
 
 use std::{
     fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    process::{Child, Stdio},
+    sync::Arc,
 };
 
 use anyhow::{Context, Result};
 use tokio::sync::watch;
 
-use crate::{config::RunConfig, host, run_dir::RunDir};
+use crate::{
+    config::RunConfig,
+    host,
+    link::Link,
+    member::{Member, Recipe},
+    proxy::{Proxy, Route},
+    run_dir::RunDir,
+    scenario::Treatment,
+};
 
-/// How long workers have to end by themselves after the run.
-const PARTING: Duration = Duration::from_secs(3);
-
-/// The worker processes of a run, and the busy loops beside some of them. Dropping it ends all.
+/// The worker processes of a run, and what some of them have to bear. Dropping it ends all, the
+/// workers first.
 pub(crate) struct Crew {
-    members: Vec<Arc<Mutex<Child>>>,
+    members: Vec<Member>,
     hogs: Vec<Child>,
+    proxies: Vec<Proxy>,
+    links: Vec<Link>,
     /// Where each worker's words go, and how much was there before this run.
     logs: Vec<(PathBuf, u64)>,
     running: watch::Receiver<usize>,
@@ -27,49 +35,66 @@ pub(crate) struct Crew {
 
 impl Crew {
     /// Starts `config.workers` workers for the server at `address`.
-    pub(crate) fn start(config: &RunConfig, address: &str, dir: &RunDir) -> Result<Self> {
+    pub(crate) fn start(config: &RunConfig, address: SocketAddr, dir: &RunDir) -> Result<Self> {
         let exe = std::env::current_exe().context("failed to find this program")?;
-        let hogs = config.slowness()?.hogs();
+        let (scenario, cores) = (config.scenario()?, host::core_numbers()?);
         let (alive, running) = watch::channel(config.workers as usize);
         let alive = Arc::new(alive);
-        let mut crew = Crew { members: Vec::new(), hogs: Vec::new(), logs: Vec::new(), running };
+        let mut crew = Crew {
+            members: Vec::new(),
+            hogs: Vec::new(),
+            proxies: Vec::new(),
+            links: Vec::new(),
+            logs: Vec::new(),
+            running,
+        };
         for worker in 0..config.workers {
             let (log, path) = dir.worker_log(worker)?;
-            let before = log.metadata().map_or(0, |log| log.len());
-            let mut command = command(&exe);
-            command
-                .args(["worker", "--connect", address, "--index", &worker.to_string()])
-                .args(["--data", &config.data.to_string(), "--stragglers", &config.stragglers])
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(log);
-            if let Some(nominal) = config.nominal {
-                command.args(["--nominal", &nominal.to_string()]);
+            crew.logs.push((path, log.metadata().map_or(0, |log| log.len())));
+            let treatment = scenario.of(worker);
+            let core = scenario.core(worker, &cores)?;
+            if let Some(core) = core.filter(|_| treatment.hog) {
+                crew.hogs.push(hog(&exe, core)?);
             }
-            if hogs.contains(&worker) {
-                let core = (worker as usize % host::cores()).to_string();
-                command.args(["--pin", &core]);
-                crew.hogs.push(hog(&exe, &core)?);
-            }
-            let child = command.spawn().context("failed to start a worker")?;
-            crew.watch(child, Arc::clone(&alive));
-            crew.logs.push((path, before));
+            let way = crew.way(&exe, worker, &treatment, address, config.seed)?;
+            let recipe = Recipe {
+                exe: exe.clone(),
+                entrance: way.entrance,
+                args: args(config, worker, way.address, core, treatment.nice),
+                worker,
+                slowness: scenario.inside.clone(),
+                log,
+            };
+            crew.members.push(Member::start(recipe, treatment, Arc::clone(&alive))?);
         }
         Ok(crew)
     }
 
-    fn watch(&mut self, child: Child, alive: Arc<watch::Sender<usize>>) {
-        let child = Arc::new(Mutex::new(child));
-        self.members.push(Arc::clone(&child));
-        std::thread::spawn(move || {
-            loop {
-                let status = child.lock().unwrap_or_else(PoisonError::into_inner).try_wait();
-                if !matches!(status, Ok(None)) {
-                    return alive.send_modify(|alive| *alive -= 1);
-                }
-                std::thread::sleep(Duration::from_millis(50));
-            }
-        });
+    /// Lays a worker's way to the server at `address`.
+    fn way(
+        &mut self,
+        exe: &Path,
+        worker: u32,
+        treatment: &Treatment,
+        address: SocketAddr,
+        seed: u64,
+    ) -> Result<Way> {
+        let mut way = Way { address, entrance: Vec::new() };
+        let (mut at, mut only) = (IpAddr::V4(Ipv4Addr::LOCALHOST), None);
+        if let Some(rate) = treatment.rate {
+            let link = Link::start(exe, worker, rate)?;
+            (at, only) = (link.here, Some(link.there));
+            way.entrance = link.entrance().map(str::to_owned).to_vec();
+            self.links.push(link);
+        }
+        if only.is_some() || treatment.path != Default::default() {
+            let seed = seed ^ (u64::from(worker) << 40);
+            let proxy =
+                Proxy::start(Route { at, only, server: address, path: treatment.path, seed })?;
+            way.address = proxy.address();
+            self.proxies.push(proxy);
+        }
+        Ok(way)
     }
 
     /// Resolves when no worker is left.
@@ -96,18 +121,36 @@ impl Drop for Crew {
             let _ = hog.kill();
             let _ = hog.wait();
         }
-        let deadline = Instant::now() + PARTING;
-        while *self.running.borrow() > 0 && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        for member in &self.members {
-            let mut member = member.lock().unwrap_or_else(PoisonError::into_inner);
-            if matches!(member.try_wait(), Ok(None)) {
-                let _ = member.kill();
-                let _ = member.wait();
-            }
-        }
+        self.members.iter_mut().for_each(Member::dismiss);
+        self.members.clear();
     }
+}
+
+/// How a worker reaches the server.
+struct Way {
+    address: SocketAddr,
+    /// What leads to where the worker has to be.
+    entrance: Vec<String>,
+}
+
+/// What a worker is told, besides how slow it is.
+fn args(
+    config: &RunConfig,
+    worker: u32,
+    address: SocketAddr,
+    core: Option<usize>,
+    nice: Option<i32>,
+) -> Vec<String> {
+    let flags = [
+        Some(("--connect", address.to_string())),
+        Some(("--index", worker.to_string())),
+        Some(("--data", config.data.to_string())),
+        config.nominal.map(|nominal| ("--nominal", nominal.to_string())),
+        core.map(|core| ("--pin", core.to_string())),
+        nice.map(|more| ("--nice", more.to_string())),
+    ];
+    let flags = flags.into_iter().flatten().flat_map(|(flag, value)| [flag.to_owned(), value]);
+    ["worker", "--tied"].map(str::to_owned).into_iter().chain(flags).collect()
 }
 
 /// The last line of a log that holds anything and was not there `before`.
@@ -117,17 +160,9 @@ fn last_words(path: &Path, before: u64) -> Option<String> {
     text.lines().rev().find(|line| !line.trim().is_empty()).map(str::to_owned)
 }
 
-/// A process group of its own: Ctrl-C is for this process, which then ends the others in order.
-fn command(exe: &PathBuf) -> Command {
-    use std::os::unix::process::CommandExt;
-    let mut command = Command::new(exe);
-    command.process_group(0);
-    command
-}
-
-fn hog(exe: &PathBuf, core: &str) -> Result<Child> {
-    let mut command = command(exe);
-    command.args(["hog", "--pin", core]).stdin(Stdio::piped());
+fn hog(exe: &Path, core: usize) -> Result<Child> {
+    let mut command = host::command(exe);
+    command.args(["hog", "--pin", &core.to_string()]).stdin(Stdio::piped());
     command.spawn().context("failed to start a busy loop")
 }
 

@@ -107,7 +107,7 @@ impl Session {
             None => (RunDir::create(&mut config)?, fresh),
         };
         let server = server_config(&config, &dir, workload.samples, others)?;
-        if let Some(doubt) = config.doubts() {
+        for doubt in config.doubts() {
             say(format_args!("note: {doubt}"));
         }
         let (evaluator, json) = (workload.evaluator()?, args.json);
@@ -262,7 +262,7 @@ fn server_config(
             keep: config.keep_checkpoints,
         }),
         evaluate_every: config.eval_every.unwrap_or(epoch),
-        heartbeat: (config.liveness.0 / 5).min(Duration::from_secs(1)),
+        heartbeat: config.heartbeat(),
         liveness: config.liveness.0,
         token: others.token,
     })

@@ -17,6 +17,7 @@ Examples:
   paceline train --data mnist/ --epochs 3            on MNIST's files in a folder
   paceline train --policy full --stragglers slow:3:5 wait for a worker slowed 5 times
   paceline train --policy static:3 --stragglers slow:3:5   do not
+  paceline train --stragglers preempt:2@50:3s,delay:0:20ms,crowd:0-1   a rough neighbourhood
   paceline train run.toml --seed 7 --json            settings from a file, summary as JSON
   paceline train --resume cnn-001 --epochs 10        go on with a run
 
@@ -26,6 +27,6 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     let others = Others { own_workers: true, remote_shards: false, token: None };
     let session = Session::prepare(args, others)?;
     let listener = TcpListener::bind("127.0.0.1:0").context("failed to listen on loopback")?;
-    let address = listener.local_addr()?.to_string();
-    session.run(listener, |config, dir| Crew::start(config, &address, dir).map(Some))
+    let address = listener.local_addr()?;
+    session.run(listener, |config, dir| Crew::start(config, address, dir).map(Some))
 }

@@ -15,8 +15,14 @@ Examples:
   PACELINE_TOKEN=… paceline worker --connect host:4747 --data /data/mnist";
 
 pub(crate) fn run(args: &WorkerArgs) -> Result<()> {
+    if args.tied {
+        host::end_with_parent()?;
+    }
     if let Some(core) = args.pin {
         host::pin(core)?;
+    }
+    if let Some(more) = args.nice {
+        host::give_way(more)?;
     }
     paceline_nn::single_threaded();
     let mut slowness: SlownessSpec = args.stragglers.parse()?;

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::Place;
+use common::{Place, children};
 use paceline_core::{EventKind, LeaveReason, RunTime};
 use rustix::process::Signal;
 
@@ -54,6 +54,7 @@ fn wrong_input_is_refused_with_what_and_where_and_leaves_nothing_behind() {
     place.run("train --workers none").failed(2, &["--workers"]);
     place.run("train --quorum 9").failed(2, &["quorum must be from 1 to the number of workers"]);
     place.run("train --stragglers lazy:1").failed(2, &["slow:WORKER:FACTOR"]);
+    place.run("train --stragglers stop:1:5s").failed(2, &["stop:WORKER:EVERY:FOR", "slow:WORKER"]);
     place.run("train --stragglers slow:7:2").failed(2, &["worker 7, but there are 4"]);
     place.run("train --shards 100000").failed(2, &["shards must be from 1 to 1024"]);
     place.run("train --workers 2000").failed(2, &["2000 worker processes"]);
@@ -238,17 +239,7 @@ fn a_count_of_workers_that_there_are_not_is_said_once() {
 
 /// Busy loops that the process `parent` has started and that are still there.
 fn hogs(parent: u32) -> usize {
-    let is_hog = |process: std::fs::DirEntry| -> Option<bool> {
-        let read = |file: &str| std::fs::read_to_string(process.path().join(file)).ok();
-        let status = read("status")?;
-        let mine = status.lines().any(|line| line == format!("PPid:\t{parent}"));
-        Some(mine && read("cmdline")?.contains("\0hog\0"))
-    };
-    let all = std::fs::read_dir("/proc").unwrap().flatten();
-    all.filter(|process| process.file_name().to_string_lossy().parse::<u32>().is_ok())
-        .filter_map(is_hog)
-        .filter(|&hog| hog)
-        .count()
+    children(parent).iter().filter(|(_, line)| line.contains(" hog ")).count()
 }
 
 #[test]

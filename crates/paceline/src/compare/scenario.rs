@@ -13,6 +13,8 @@ use paceline_worker::SlownessSpec;
 pub(super) enum Scenario {
     /// In the language of `--stragglers`; nothing is `none`.
     Slowed(SlownessSpec),
+    /// Done to real processes: live only, in the same language.
+    Disturbed(String),
     /// Recorded.
     Trace(PathBuf),
     /// Drawn.
@@ -42,6 +44,7 @@ impl fmt::Display for Scenario {
         match self {
             Scenario::Slowed(spec) if *spec == SlownessSpec::default() => write!(f, "none"),
             Scenario::Slowed(spec) => write!(f, "{spec}"),
+            Scenario::Disturbed(text) => write!(f, "{text}"),
             Scenario::Trace(path) => write!(f, "trace:{}", path.display()),
             Scenario::Synthetic(spec) => write!(f, "synthetic:{spec}"),
         }
@@ -53,6 +56,8 @@ impl fmt::Display for Scenario {
 pub(super) enum Conditions {
     Slowed(SlownessSpec, u32),
     Recorded(Arc<Trace>),
+    /// Nothing that can be foretold.
+    Live(u32),
 }
 
 impl Conditions {
@@ -66,6 +71,7 @@ impl Conditions {
                 );
                 return Ok(Conditions::Slowed(spec.clone(), workers));
             }
+            Scenario::Disturbed(_) => return Ok(Conditions::Live(workers)),
             Scenario::Trace(path) => read(path, &ReadOptions::default())
                 .with_context(|| format!("failed to read {}", path.display()))?,
             Scenario::Synthetic(spec) => generate(spec, 1),
@@ -83,6 +89,9 @@ impl Conditions {
         match self {
             Conditions::Slowed(spec, workers) => Box::new(Paced::new(spec, *workers, 1.0, seed)),
             Conditions::Recorded(trace) => Box::new(Recorded::new(trace, seed)),
+            Conditions::Live(workers) => {
+                Box::new(Paced::new(&SlownessSpec::default(), *workers, 1.0, seed))
+            }
         }
     }
 }

@@ -90,6 +90,17 @@ impl Place {
     }
 }
 
+/// The processes that `parent` has started and that are still there: number and command line.
+pub fn children(parent: u32) -> Vec<(u32, String)> {
+    let child = |process: fs::DirEntry| {
+        let pid = process.file_name().to_string_lossy().parse().ok()?;
+        let read = |file: &str| fs::read_to_string(process.path().join(file)).ok();
+        let mine = read("status")?.lines().any(|line| line == format!("PPid:\t{parent}"));
+        Some((pid, read("cmdline")?.replace('\0', " "))).filter(|_| mine)
+    };
+    fs::read_dir("/proc").unwrap().flatten().filter_map(child).collect()
+}
+
 /// A process that is ended with the test, whatever happens.
 pub struct Running(pub Child);
 

@@ -1,0 +1,255 @@
+//! One worker process: started, disturbed, started again after a preemption, and ended.
+
+use std::{
+    fs::File,
+    os::unix::process::ExitStatusExt,
+    path::PathBuf,
+    process::{Child, ExitStatus, Stdio},
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use paceline_worker::SlownessSpec;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::sync::watch;
+
+use crate::{display::say, disturbance::Preemption, host, scenario::Treatment, stall::Stall};
+
+/// How long a worker has to end by itself after the run.
+const PARTING: Duration = Duration::from_secs(3);
+
+/// How often a process is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How a worker's process is started, each time.
+pub(crate) struct Recipe {
+    pub(crate) exe: PathBuf,
+    /// What leads to the program, if it is not started from here.
+    pub(crate) entrance: Vec<String>,
+    pub(crate) args: Vec<String>,
+    pub(crate) worker: u32,
+    pub(crate) slowness: SlownessSpec,
+    pub(crate) log: File,
+}
+
+impl Recipe {
+    /// A worker knows of its next preemption as of a kill; that it comes back is not its business.
+    fn start(&self, next: Option<&Preemption>) -> Result<Child> {
+        let slowness = self.slowness.clone();
+        let slowness = match next {
+            Some(preemption) => slowness.killing(self.worker, preemption.round),
+            None => slowness,
+        };
+        let exe = self.exe.as_os_str();
+        let mut words = self.entrance.iter().map(AsRef::as_ref).chain([exe]);
+        let mut command = host::command(words.next().unwrap_or(exe));
+        command
+            .args(words)
+            .args(&self.args)
+            .args(["--stragglers", &slowness.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(self.log.try_clone()?);
+        command.spawn().context("failed to start a worker")
+    }
+}
+
+/// A worker of this machine, with a thread that sees to it. Dropping it ends the worker; to end
+/// several at once, tell all of them first.
+pub(crate) struct Member {
+    run: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Member {
+    /// Starts the worker; `alive` counts it until it is gone for good.
+    pub(crate) fn start(
+        recipe: Recipe,
+        treatment: Treatment,
+        alive: Arc<watch::Sender<usize>>,
+    ) -> Result<Self> {
+        let Treatment { stalls, mut preemptions, .. } = treatment;
+        preemptions.reverse();
+        let child = recipe.start(preemptions.last())?;
+        let (run, over) = mpsc::channel();
+        let began = Instant::now();
+        let mut life = Life { recipe, stalls, preemptions, child, began, stopped: false, over };
+        let thread = thread::spawn(move || {
+            life.until_gone();
+            life.part();
+            alive.send_modify(|alive| *alive -= 1);
+        });
+        Ok(Member { run: Some(run), thread: Some(thread) })
+    }
+
+    /// The run is over: the worker is to end, within a few seconds.
+    pub(crate) fn dismiss(&mut self) {
+        self.run = None;
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.dismiss();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A worker's life, or its lives, as the thread that sees to it leads them.
+struct Life {
+    recipe: Recipe,
+    stalls: Vec<Stall>,
+    /// Those to come, the next one last.
+    preemptions: Vec<Preemption>,
+    child: Child,
+    began: Instant,
+    /// By a signal of ours, and not continued yet.
+    stopped: bool,
+    /// Hangs up when the run is over.
+    over: Receiver<()>,
+}
+
+impl Life {
+    /// Until the worker is gone and does not come back, or the run is over.
+    fn until_gone(&mut self) {
+        loop {
+            match self.child.try_wait() {
+                Ok(None) => {}
+                Ok(Some(status)) if self.comes_back(status) => continue,
+                _ => return,
+            }
+            let nap = self.stop_or_go();
+            if self.is_over_after(nap) {
+                return;
+            }
+        }
+    }
+
+    /// Stops the worker or lets it go on, as is due; returns when to look again.
+    fn stop_or_go(&mut self) -> Duration {
+        let now = self.began.elapsed();
+        let stand = self.stalls.iter().any(|stall| stall.is_on(now));
+        if stand != self.stopped {
+            self.signal(if stand { Signal::STOP } else { Signal::CONT });
+            self.stopped = stand;
+        }
+        self.stalls.iter().map(|stall| stall.changes_in(now)).fold(LOOK, Duration::min)
+    }
+
+    /// The process has not been waited for, so its number is still its own.
+    fn signal(&self, signal: Signal) {
+        let _ = kill_process(Pid::from_child(&self.child), signal);
+    }
+
+    /// A worker that was killed with a preemption to come is started again after its time away.
+    fn comes_back(&mut self, status: ExitStatus) -> bool {
+        if status.signal() != Some(Signal::KILL.as_raw()) {
+            return false;
+        }
+        let Some(Preemption { away, .. }) = self.preemptions.pop() else { return false };
+        if self.is_over_after(away) {
+            return false;
+        }
+        match self.recipe.start(self.preemptions.last()) {
+            Ok(child) => {
+                self.child = child;
+                self.stopped = false;
+                true
+            }
+            Err(error) => {
+                say(format_args!("w{} does not come back: {error:#}", self.recipe.worker));
+                false
+            }
+        }
+    }
+
+    fn is_over_after(&self, time: Duration) -> bool {
+        self.over.recv_timeout(time) != Err(RecvTimeoutError::Timeout)
+    }
+
+    /// Waits a moment for the worker to end, and then ends it.
+    fn part(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.signal(Signal::CONT);
+        }
+        let deadline = Instant::now() + PARTING;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+        }
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A shell in the place of a worker. What it is told comes after the script, as its arguments.
+    fn shell(script: &str, dir: &tempfile::TempDir) -> Recipe {
+        Recipe {
+            exe: "sh".into(),
+            entrance: Vec::new(),
+            args: ["-c", script].map(str::to_owned).to_vec(),
+            worker: 2,
+            slowness: "slow:2:5".parse().unwrap(),
+            log: File::create(dir.path().join("log")).unwrap(),
+        }
+    }
+
+    fn count() -> (Arc<watch::Sender<usize>>, watch::Receiver<usize>) {
+        let (alive, running) = watch::channel(1);
+        (Arc::new(alive), running)
+    }
+
+    #[test]
+    fn a_preempted_worker_comes_back_as_often_as_it_is_preempted() {
+        let dir = tempfile::tempdir().unwrap();
+        // It dies while it is to be killed, and says what it was told.
+        let script = "echo $1 >&2; case $1 in *kill*) kill -9 $$;; esac";
+        let (alive, running) = count();
+        let away = Duration::from_millis(1);
+        let preemptions = [4, 9].map(|round| Preemption { round, away }).to_vec();
+        let treatment = Treatment { preemptions, ..Treatment::default() };
+        let mut member = Member::start(shell(script, &dir), treatment, alive).unwrap();
+        member.thread.take().unwrap().join().unwrap();
+        assert_eq!(*running.borrow(), 0);
+        let told = std::fs::read_to_string(dir.path().join("log")).unwrap();
+        assert_eq!(told, "slow:2:5,kill:2@4\nslow:2:5,kill:2@9\nslow:2:5\n");
+    }
+
+    /// The state of a process as the kernel calls it: S sleeps, T is stopped.
+    fn state(pid: &str) -> Option<char> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(") ")?.1.chars().next()
+    }
+
+    #[test]
+    fn a_stopped_worker_goes_on_when_the_run_is_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let stall = Stall::new(Duration::from_secs(3600), Duration::from_millis(3_599_700));
+        let treatment = Treatment { stalls: stall.into_iter().collect(), ..Treatment::default() };
+        let (alive, running) = count();
+        let script = shell("echo $$ >&2; exec sleep 1", &dir);
+        let member = Member::start(script, treatment, alive).unwrap();
+        let began = Instant::now();
+        let log = || std::fs::read_to_string(dir.path().join("log")).unwrap();
+        while state(log().trim()) != Some('T') {
+            assert!(began.elapsed() < Duration::from_secs(20), "it is never stopped");
+            thread::sleep(Duration::from_millis(5));
+        }
+        let over = Instant::now();
+        drop(member);
+        assert!(over.elapsed() < PARTING, "it had to be killed");
+        assert_eq!(*running.borrow(), 0);
+    }
+}

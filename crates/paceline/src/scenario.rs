@@ -1,0 +1,209 @@
+//! What the workers of a run are put through: the language of `--stragglers`.
+//!
+//! Some of it a worker does to itself ([`SlownessSpec`]); the rest is done to its process from
+//! outside ([`Disturbance`]).
+
+use std::{str::FromStr, time::Duration};
+
+use anyhow::{Result, ensure};
+use paceline_worker::SlownessSpec;
+
+use crate::{
+    disturbance::{Disturbance, Preemption},
+    proxy::Path,
+    rate::Rate,
+    stall::Stall,
+};
+
+/// Everything that is done on purpose: `slow:3:5,hog:0,stop:1:5s:800ms`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Scenario {
+    /// What workers do to themselves.
+    pub(crate) inside: SlownessSpec,
+    outside: Vec<Disturbance>,
+}
+
+/// What is wrong with a description of one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is no slowness: write {inside}, {outside}, separated by commas",
+    inside = SlownessSpec::FORMS,
+    outside = Disturbance::FORMS
+)]
+pub(crate) struct ScenarioError(String);
+
+/// What is done to one worker from outside.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Treatment {
+    /// A busy loop shares its core.
+    pub(crate) hog: bool,
+    /// How far its nice value is above the run's.
+    pub(crate) nice: Option<i32>,
+    /// It stands still in any of these.
+    pub(crate) stalls: Vec<Stall>,
+    /// By round.
+    pub(crate) preemptions: Vec<Preemption>,
+    /// The rate of its link to the server.
+    pub(crate) rate: Option<Rate>,
+    /// What its words go through.
+    pub(crate) path: Path,
+}
+
+impl Scenario {
+    /// Workers that it names.
+    pub(crate) fn workers(&self) -> Vec<u32> {
+        let mut workers = self.inside.workers();
+        workers.extend(self.outside.iter().map(Disturbance::worker));
+        workers
+    }
+
+    /// One worker's share of what is done from outside. Slow links take the lowest rate, delays add
+    /// up, and a segment has to escape every loss.
+    pub(crate) fn of(&self, worker: u32) -> Treatment {
+        let mut all = Treatment::default();
+        for item in self.outside.iter().filter(|item| item.worker() == worker) {
+            match *item {
+                Disturbance::Crowd { .. } => {}
+                Disturbance::Hog { .. } => all.hog = true,
+                Disturbance::Nice { more, .. } => all.nice = Some(more),
+                Disturbance::Stop { stall, .. } => all.stalls.push(stall),
+                Disturbance::Preempt { preemption, .. } => all.preemptions.push(preemption),
+                Disturbance::Link { rate, .. } => {
+                    all.rate = Some(all.rate.map_or(rate, |other| other.min(rate)));
+                }
+                Disturbance::Delay { time, .. } => all.path.delay += time,
+                Disturbance::Loss { share, .. } => {
+                    all.path.loss = 1.0 - (1.0 - all.path.loss) * (1.0 - share);
+                }
+            }
+        }
+        // Who is killed for good before does not come back.
+        let end = self.inside.killed_at(worker).unwrap_or(u64::MAX);
+        all.preemptions.retain(|preemption| preemption.round < end);
+        all.preemptions.sort_by_key(|preemption| preemption.round);
+        all
+    }
+
+    /// The one of `cores` that `worker` is kept on, if it is. Each crowd has one, and the others
+    /// are spread over the rest; without crowds only those beside a busy loop are kept anywhere.
+    pub(crate) fn core(&self, worker: u32, cores: &[usize]) -> Result<Option<usize>> {
+        let crowds = self.crowds();
+        ensure!(
+            crowds.is_empty() || crowds.len() < cores.len(),
+            "crowd needs a core for every crowd and one more for the others: {} where {} may be \
+             used",
+            crowds.len() + 1,
+            cores.len()
+        );
+        let crowd = |worker| crowds.iter().position(|&(a, b)| (a..=b).contains(&worker));
+        if let Some(crowd) = crowd(worker) {
+            return Ok(Some(cores[crowd]));
+        }
+        let (rest, place) =
+            (&cores[crowds.len()..], (0..worker).filter(|&w| crowd(w).is_none()).count());
+        let kept = !crowds.is_empty() || self.of(worker).hog;
+        Ok(kept.then(|| rest[place % rest.len()]))
+    }
+
+    /// The longest that a worker is stopped without a pause.
+    pub(crate) fn longest_stop(&self) -> Option<Duration> {
+        let stopped = |worker| self.of(worker).stalls.into_iter().map(Stall::lasts).sum();
+        let stops = self.outside.iter().filter(|item| matches!(item, Disturbance::Stop { .. }));
+        stops.map(|item| stopped(item.worker())).max()
+    }
+
+    fn crowds(&self) -> Vec<(u32, u32)> {
+        let crowd = |item: &Disturbance| match *item {
+            Disturbance::Crowd { first, last } => Some((first, last)),
+            _ => None,
+        };
+        self.outside.iter().filter_map(crowd).collect()
+    }
+}
+
+impl FromStr for Scenario {
+    type Err = ScenarioError;
+
+    fn from_str(text: &str) -> Result<Self, ScenarioError> {
+        let mut scenario = Scenario::default();
+        for item in text.split(',').filter(|item| !item.is_empty()) {
+            match (Disturbance::read(item), item.parse::<SlownessSpec>()) {
+                (Some(disturbance), _) => scenario.outside.push(disturbance),
+                (None, Ok(slowness)) => scenario.inside = scenario.inside.and(slowness),
+                (None, Err(_)) => return Err(ScenarioError(item.to_owned())),
+            }
+        }
+        Ok(scenario)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scenario(text: &str) -> Scenario {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn inside_and_outside_are_told_apart() {
+        let both = scenario("slow:3:5,hog:0,stalls:2,delay:2:50ms,kill:1@9,crowd:4-7");
+        assert_eq!(both.inside.to_string(), "slow:3:5,stalls:2,kill:1@9");
+        assert_eq!(both.workers(), [3, 1, 0, 2, 7]);
+        assert!(both.of(0).hog && !both.of(2).hog);
+        assert_eq!(both.of(2).path.delay, Duration::from_millis(50));
+        assert_eq!(both.of(1), Treatment::default());
+        assert_eq!(scenario(""), Scenario::default());
+    }
+
+    #[test]
+    fn an_item_that_is_nothing_is_named_with_all_that_would_do() {
+        for item in ["lazy:1", "hog:x", "slow:3", "stop:1:5s"] {
+            let error = format!("hog:0,{item},slow:1:2").parse::<Scenario>().unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains(&format!("`{item}`")), "{error}");
+            for form in ["slow:WORKER:FACTOR", "node:", "crowd:FIRST-LAST", "loss:WORKER:PERCENT"] {
+                assert!(error.contains(form), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_done_twice_adds_up() {
+        let both =
+            scenario("delay:1:50ms,delay:1:10ms,loss:1:50,loss:1:50,link:1:9mbit,link:1:1mbit")
+                .of(1);
+        assert_eq!(both.path, Path { delay: Duration::from_millis(60), loss: 0.75 });
+        assert_eq!(both.rate, "1mbit".parse().ok());
+        let stops = scenario("stop:1:5s:1s,stop:1:7s:2s,stop:0:9s:2s");
+        assert_eq!(stops.longest_stop(), Some(Duration::from_secs(3)));
+        assert_eq!(scenario("slow:1:5").longest_stop(), None);
+    }
+
+    #[test]
+    fn preemptions_come_by_round_and_end_with_a_kill() {
+        let rounds = |text: &str| -> Vec<u64> {
+            scenario(text).of(1).preemptions.iter().map(|preemption| preemption.round).collect()
+        };
+        assert_eq!(rounds("preempt:1@9:1s,preempt:1@4:2s,preempt:2@1:1s"), [4, 9]);
+        assert_eq!(rounds("preempt:1@9:1s,preempt:1@4:2s,kill:1@6"), [4]);
+    }
+
+    #[track_caller]
+    fn cores(text: &str, cores: &[usize], places: [Option<usize>; 4]) {
+        let scenario = scenario(text);
+        let found = [0, 1, 2, 3].map(|worker| scenario.core(worker, cores).unwrap());
+        assert_eq!(found, places, "{text}");
+    }
+
+    #[test]
+    fn a_crowd_shares_a_core_and_the_others_have_the_rest() {
+        cores("slow:1:2", &[0, 1], [None; 4]);
+        cores("hog:3", &[4, 5], [None, None, None, Some(5)]);
+        cores("crowd:0-2", &[0, 1], [Some(0), Some(0), Some(0), Some(1)]);
+        cores("crowd:1-2", &[0, 1, 2], [Some(1), Some(0), Some(0), Some(2)]);
+        cores("crowd:0-1,crowd:2-3", &[3, 5, 7], [Some(3), Some(3), Some(5), Some(5)]);
+        let crowded = scenario("crowd:0-1").core(0, &[0]).unwrap_err().to_string();
+        assert!(crowded.contains("2 where 1 may be used"), "{crowded}");
+    }
+}
