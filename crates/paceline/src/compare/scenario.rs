@@ -31,10 +31,13 @@ impl FromStr for Scenario {
             Some(("synthetic", spec)) => {
                 spec.parse().map(Scenario::Synthetic).map_err(|error| format!("{error}"))
             }
-            _ => text
-                .parse()
-                .map(Scenario::Slowed)
-                .map_err(|error| format!("{error}; or none, trace:FILE, synthetic:SPEC")),
+            _ => match text.parse::<SlownessSpec>() {
+                Ok(spec) => Ok(Scenario::Slowed(spec)),
+                Err(_) => match text.parse::<crate::scenario::Scenario>() {
+                    Ok(_) => Ok(Scenario::Disturbed(text.to_owned())),
+                    Err(error) => Err(format!("{error}; or none, trace:FILE, synthetic:SPEC")),
+                },
+            },
         }
     }
 }

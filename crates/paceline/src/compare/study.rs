@@ -146,10 +146,13 @@ impl<'a> Study<'a> {
             Some(known) => known,
             None => {
                 let outcome = match (self.args.live, conditions) {
-                    (Some(nominal), Conditions::Slowed(..)) => {
-                        live::run(self.args, &trial, contender, nominal)?
+                    (Some(_), Conditions::Recorded(_)) => {
+                        anyhow::bail!("{scenario}: live runs have no replay")
                     }
-                    (Some(_), _) => anyhow::bail!("{scenario}: live runs have no replay"),
+                    (Some(nominal), _) => live::run(self.args, &trial, contender, nominal)?,
+                    (None, Conditions::Live(_)) => {
+                        anyhow::bail!("{scenario} is done to real processes: it needs --live")
+                    }
                     (None, _) => {
                         let (args, workload) = (self.args, self.workload);
                         run_virtually(args, &trial, contender, conditions, workload, self.model)?
