@@ -324,11 +324,11 @@ impl<'a> Training<'a> {
         while let Some(event) = self.coordinator.poll_event() {
             acted = true;
             match event.kind {
-                EventKind::RoundStarted { work, .. } => {
+                EventKind::RoundStarted { round, work } => {
                     self.opened = event.at;
-                    work.iter().for_each(|work| self.give(work));
+                    work.iter().for_each(|work| self.give(work, round.base()));
                 }
-                EventKind::Enlisted { work, .. } => self.give(&work),
+                EventKind::Enlisted { round, work } => self.give(&work, round.base()),
                 EventKind::Arrived { worker, base, share, .. } => {
                     let gradient = self.staged.remove(&(worker, base));
                     let gradient = gradient.expect("what arrives was computed");
@@ -343,8 +343,8 @@ impl<'a> Training<'a> {
                 {
                     stragglers.into_iter().for_each(|worker| self.stop(worker));
                 }
-                EventKind::Closed { closes, run_times, .. } => {
-                    self.update(&closes, run_times.len(), event.at);
+                EventKind::Closed { round, closes, run_times } => {
+                    self.update(round, &closes, run_times.len(), event.at);
                 }
                 _ => {}
             }
@@ -352,9 +352,8 @@ impl<'a> Training<'a> {
         acted
     }
 
-    fn give(&mut self, work: &Work) {
+    fn give(&mut self, work: &Work, base: Version) {
         let Work { worker, portion, .. } = work.clone();
-        let base = self.coordinator.machine().round().base();
         let whole = self.world.run_time(worker.0 as usize).expect("who is absent is not live");
         let slot = &mut self.workers[worker.0 as usize];
         let task = Task {
@@ -388,14 +387,13 @@ impl<'a> Training<'a> {
     }
 
     /// Membership is fixed: the update is made, and published after the overhead.
-    fn update(&mut self, closes: &[BlockClose], workers: usize, at: Time) {
+    fn update(&mut self, round: Round, closes: &[BlockClose], workers: usize, at: Time) {
         let weight: f64 = closes.iter().map(BlockClose::weight).sum();
         let square = norm_squared(&self.sum);
-        let round = self.coordinator.machine().round().0 - 1;
         let (rule, noise) = (&self.config.update, self.coordinator.noise_scale());
-        let lr = rule.learning_rate(round, weight, noise);
+        let lr = rule.learning_rate(round.0, weight, noise);
         let scale = rule.clip.factor(square.sqrt() / weight) * (1.0 / weight) as f32;
-        let update = Update { step: round + 1, lr, scale };
+        let update = Update { step: round.0 + 1, lr, scale };
         self.block.apply(&rule.optimizer, update, &self.sum, &self.spares);
         self.sum.fill(0.0);
         self.record.finite &= square.is_finite();

@@ -156,3 +156,10 @@ fn progress_cuts_early_at_first_and_later_as_the_noise_scale_grows() {
     let samples = run(Objective::Samples);
     assert!(mean(&samples.rounds[10..60]) > mean(early) + 0.5);
 }
+
+#[test]
+fn without_synchronisation_nobody_waits() {
+    let record =
+        train(TrainingConfig { overhead: 0.01, ..config() }, "async", "stalls:1.5,slow:2:3");
+    assert!(record.idle < 0.05, "{}", record.idle);
+}
