@@ -91,13 +91,14 @@ pub struct Fit {
 impl Fit {
     /// Begins with fresh weights, or goes on from given ones.
     pub fn new(sequences: Vec<Sequence>, options: FitOptions, from: Option<Weights>) -> Fit {
+        let goes_on = from.is_some();
         let weights = from.unwrap_or_else(|| Weights::start(options.seed));
         let rng = Xoshiro256PlusPlus::seed_from_u64(options.seed ^ 0x5eed);
         let adam = Adam::new(&weights, options.rate);
         let best = (f64::NEG_INFINITY, weights.clone());
         let tape = Tape::default();
         let average = weights.clone();
-        Fit {
+        let mut fit = Fit {
             options,
             sequences,
             weights,
@@ -109,7 +110,17 @@ impl Fit {
             steps: 0,
             best,
             since_best: 0,
+        };
+        // What a fit begins with stays unless something does better.
+        if goes_on {
+            fit.best.0 = fit.held_out();
         }
+        fit
+    }
+
+    /// The bound of the best weights so far on what was held out.
+    pub fn held_out_by_best(&self) -> f64 {
+        self.best.0
     }
 
     /// The best weights so far, by what was held out.

@@ -262,6 +262,12 @@ impl RunConfig {
         // A resume with other workers keeps the meaning of the learning rate.
         self.reference_weight = Some(self.full_weight());
         self.epochs = self.limits().epochs;
+        // A run may be resumed from elsewhere.
+        if let Some(path) = &mut self.run_time_model
+            && let Ok(absolute) = std::path::absolute(&*path)
+        {
+            *path = absolute.display().to_string();
+        }
     }
 
     pub(crate) fn limits(&self) -> Limits {

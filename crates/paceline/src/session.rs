@@ -4,13 +4,14 @@ use std::{
     net::TcpListener,
     path::Path,
     process::ExitCode,
-    sync::mpsc,
+    sync::{Arc, mpsc},
     thread::{self, JoinHandle},
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
 use paceline_core::{Event, Ledger, StopReason, Version};
+use paceline_model::Model;
 use paceline_params::{FlatVec, checkpoint};
 use paceline_server::{
     CheckpointConfig, Evaluator, Outcome, ServerConfig, ServerError, Start, serve,
@@ -96,6 +97,7 @@ impl Session {
             step: 0,
             ledger: None,
         };
+        let run_time_model = model::load(config.run_time_model.as_deref().map(Path::new))?;
         let (dir, start) = match resumed {
             Some(dir) => {
                 let start = resume(&dir, &config, &fresh)?;
@@ -106,7 +108,7 @@ impl Session {
             }
             None => (RunDir::create(&mut config)?, fresh),
         };
-        let server = server_config(&config, &dir, workload.samples, others)?;
+        let server = server_config(&config, run_time_model, &dir, workload.samples, others)?;
         for doubt in config.doubts() {
             say(format_args!("note: {doubt}"));
         }
@@ -234,11 +236,11 @@ fn check_unfinished(dir: &RunDir, config: &RunConfig, start: &Start, samples: u3
 
 fn server_config(
     config: &RunConfig,
+    run_time_model: Arc<Model>,
     dir: &RunDir,
     samples: u32,
     others: Others,
 ) -> Result<ServerConfig> {
-    let run_time_model = model::load(config.run_time_model.as_deref().map(Path::new))?;
     let epoch = config.rounds_per_epoch(samples);
     Ok(ServerConfig {
         name: config.name.clone().unwrap_or_default(),

@@ -37,7 +37,8 @@ pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     let mut places = "\nShare of rounds whose order statistic lay inside the predicted central \
                       intervals of 50 / 90 / 99 %, by its place among the workers; *followed*: each \
                       interval is widened or narrowed by what happened so far (adaptive conformal \
-                      inference):\n"
+                      inference). The model alone is not within 3 points: beginnings and ends of \
+                      slow phases are foreseen too rarely. What it decides by is the model alone.\n"
         .to_owned();
     let clusters = if report.quick() { &CLUSTERS[..1] } else { &CLUSTERS };
     for cluster in clusters {

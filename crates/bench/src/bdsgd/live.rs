@@ -7,7 +7,8 @@ use crate::report::Report;
 
 /// Workers are padded to a nominal time, so that two cores carry eight of them.
 const RUN: &str = "--workers 8 --shards 2 --model softmax --batch 16 --nominal 60ms \
-                   --stragglers node:0-3:2.5,node:4-7:2.5,stalls:1.2 --seed 5";
+                   --straggler abort --stragglers node:0-3:2.5,node:4-7:2.5,stalls:1.2 \
+                   --seed 5";
 
 pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     let rounds = if report.quick() { 80 } else { 300 };
@@ -25,10 +26,13 @@ pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
         Ok(accepted / seconds)
     };
     let (full, own, paper) = (rate("full")?, rate("bdsgd")?, rate("bdsgd:paper")?);
+    let (filter, auto) = (rate("filter")?, rate("auto")?);
     let note =
         "contributions a second over full, 8 workers, 2 shards, two nodes of four slowed 2.5×";
     report.at_least("live_bdsgd_over_full", own / full, 1.0, note);
     report.tell("live_paper_over_full", paper / full, "the same, committing before the round");
+    report.tell("live_filter_over_full", filter / full, "the same by filter");
+    report.tell("live_auto_over_full", auto / full, "the same by auto");
     Ok(())
 }
 

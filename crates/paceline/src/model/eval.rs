@@ -64,20 +64,24 @@ pub(super) fn run(args: &EvalArgs) -> Result<ExitCode> {
         warn_if_fitted(&model, &trace);
         let rounds = records(&trace);
         ensure!(
-            rounds.len() > args.warm_up,
+            rounds.len() > args.warm_up.max(1),
             "{source}: {} rounds, of which {} only warm up: nothing is left to score; take more \
              rounds or a smaller --warm-up",
             rounds.len(),
-            args.warm_up
+            args.warm_up.max(1)
         );
         if !args.json {
             println!(
-                "{}: {} workers, {} rounds",
+                "{}: {} workers, {} rounds, {} of them scored",
                 trace.name(),
                 trace.workers().len(),
-                rounds.len()
+                rounds.len(),
+                rounds.len() - args.warm_up.max(1)
             );
-            println!("{:16} {:>9} {:>9}  inside 50/90/99", "", "log lik", "CRPS");
+            println!(
+                "{:16} {:>9} {:>9}  inside 50/90/99      order statistics, worst place",
+                "", "log lik", "CRPS"
+            );
         }
         let options = TrackerOptions::default();
         let frozen = TrackerOptions { frozen: true, ..options };

@@ -1,6 +1,10 @@
 //! `paceline model fit`.
 
-use std::{path::PathBuf, process::ExitCode, time::Instant};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Instant,
+};
 
 use anyhow::{Result, ensure};
 use clap::Args;
@@ -8,7 +12,11 @@ use paceline_model::{Fit, FitOptions, Manifest, Model, Pass, Source, hash};
 use paceline_trace::{Trace, Unit};
 
 use super::sequence;
-use crate::{page::write_whole, progress::Progress, traces::TraceArgs};
+use crate::{
+    page::write_whole,
+    progress::Progress,
+    traces::{self, TraceArgs},
+};
 
 /// Shown by `--help`.
 pub(super) const EXAMPLES: &str = "\
@@ -65,16 +73,23 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 pub(super) fn run(args: &FitArgs) -> Result<ExitCode> {
+    check_output(&args.output)?;
+    let sources = args.traces.sources();
+    ensure!(
+        !matches!(sources[..], [traces::Source::Sample]),
+        "name a trace to learn from, or draw one with --synthetic"
+    );
     let progress = Progress::new();
     let mut traces = Vec::new();
-    for source in args.traces.sources() {
+    for source in sources {
         progress.say(format!("reading {source}"));
         let trace = args.traces.load(&source)?;
         ensure!(
-            trace.rounds() >= LEAST && trace.median() > 0.0,
+            trace.rounds() >= LEAST,
             "{source}: {} rounds are too few to learn from; {LEAST} are the least",
             trace.rounds()
         );
+        ensure!(trace.median() > 0.0, "{source}: half of the run-times are zero");
         traces.push(trace);
     }
     let sequences: Vec<_> = traces.iter().map(sequence).collect();
@@ -89,7 +104,10 @@ pub(super) fn run(args: &FitArgs) -> Result<ExitCode> {
     };
     let start = (!args.fresh).then(|| Model::prior().weights.clone());
     let mut fit = Fit::new(sequences, options, start);
-    let (began, mut best) = (Instant::now(), f64::NEG_INFINITY);
+    let began = Instant::now();
+    if !args.json && !args.fresh {
+        println!("the prior          held out {:8.4}", fit.held_out_by_best());
+    }
     let mut pass = 0;
     loop {
         pass += 1;
@@ -97,16 +115,30 @@ pub(super) fn run(args: &FitArgs) -> Result<ExitCode> {
             progress.say(format!("pass {pass} of at most {}: {:.0} %", args.epochs, 100.0 * share));
         };
         let Some(done) = fit.pass(watch) else { break };
-        best = best.max(done.held_out);
         print(&done, began.elapsed().as_secs_f64(), args.json);
     }
     drop(progress);
+    let best = fit.held_out_by_best();
     ensure!(best.is_finite(), "nothing could be learned: no pass gave a finite bound");
     let manifest = Manifest::new(sources, args.fit_seed, best);
     let model = Model { weights: fit.best().clone(), manifest };
     write_whole(&args.output, &model.to_bytes()?)?;
     eprintln!("wrote {}", args.output.display());
     Ok(ExitCode::SUCCESS)
+}
+
+/// A fit takes minutes; what would be in its way at the end is said at the beginning. What is there
+/// and is no model is somebody's.
+fn check_output(path: &Path) -> Result<()> {
+    let shown = path.display();
+    ensure!(!path.is_dir(), "{shown} is a folder: name a file for the model");
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    ensure!(parent.is_none_or(Path::is_dir), "the folder of {shown} does not exist");
+    ensure!(
+        !path.is_file() || super::load(Some(path)).is_ok(),
+        "{shown} exists and is not a model: name another file"
+    );
+    Ok(())
 }
 
 fn source(trace: &Trace, hash: String) -> Source {
