@@ -77,6 +77,8 @@ pub struct Job {
     pub straggler: Straggler,
     /// Whether to say the norm of each gradient sum.
     pub norms: bool,
+    /// Whether work may be done from a newer version than it was given on: rounds do not wait.
+    pub any_newer: bool,
     /// How the parameters are cut into blocks and spread over shards.
     pub layout: Layout,
     /// Where each shard is; empty means the address the coordinator was reached at.

@@ -20,7 +20,7 @@ use thiserror::Error;
 
 use crate::{
     data::DataPlane,
-    mailbox::{Mailbox, Next},
+    mailbox::{Mailbox, Next, Until},
     outbox::Outbox,
     slowness::SlownessSpec,
     work::{Bench, Compute, Ended, Tally},
@@ -111,9 +111,13 @@ pub fn run(
     let data = DataPlane::connect(connect, &addresses, &job.layout, token, me).map_err(join)?;
     let total = job.layout.total();
     let parts = job.micro_batches.max(1);
-    let salvages = job.straggler == Straggler::Salvage;
-    let outbox = Arc::new(Outbox::new(data, parts, salvages, job.norms));
-    if salvages {
+    let until = match (job.any_newer, job.straggler) {
+        (true, _) => Until::End,
+        (false, Straggler::Salvage) => Until::Close,
+        (false, Straggler::Abort | Straggler::Finish) => Until::Cut,
+    };
+    let outbox = Arc::new(Outbox::new(data, parts, until, job.norms));
+    if outbox.salvages() {
         answer_cuts(Arc::clone(&outbox), Arc::clone(&mailbox), voice.clone());
     }
     let mut bench = Bench {
@@ -124,6 +128,7 @@ pub fn run(
         seed: job.seed,
         samples: job.samples,
         micro_batches: parts,
+        any_newer: job.any_newer,
         params: vec![0.0; total],
         gradient: vec![0.0; total],
         order: Bench::no_order(),

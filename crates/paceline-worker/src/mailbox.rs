@@ -16,6 +16,17 @@ pub(crate) struct Task {
     pub(crate) push_at_once: bool,
 }
 
+/// Until when what was computed is of use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// Its round stops waiting.
+    Cut,
+    /// Its round is closed: stragglers push what they have.
+    Close,
+    /// The end of the run: later rounds admit it.
+    End,
+}
+
 /// What there is to do next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
@@ -91,10 +102,9 @@ impl Mailbox {
         self.lock().is_cut(base)
     }
 
-    /// Whether what was computed from `base` is of no use any more. At a cut it still is where
-    /// stragglers push what they have.
-    pub(crate) fn is_over(&self, base: Version, salvages: bool) -> bool {
-        self.lock().is_over(base, salvages)
+    /// Whether what was computed from `base` is of no use any more.
+    pub(crate) fn is_over(&self, base: Version, until: Until) -> bool {
+        self.lock().is_over(base, until)
     }
 
     /// Waits for a round to be cut that comes after `last`; `None` when the run is over.
@@ -112,10 +122,10 @@ impl Mailbox {
     }
 
     /// Waits until the contribution from `base` may be pushed; false if it need not be any more.
-    pub(crate) fn may_push(&self, base: Version, salvages: bool) -> bool {
+    pub(crate) fn may_push(&self, base: Version, until: Until) -> bool {
         let mut state = self.lock();
         loop {
-            if state.is_over(base, salvages) {
+            if state.is_over(base, until) {
                 return false;
             }
             if state.may_push == Some(base) {
@@ -146,11 +156,15 @@ impl Mailbox {
 
 impl State {
     fn is_cut(&self, base: Version) -> bool {
-        self.is_over(base, false)
+        self.is_over(base, Until::Cut)
     }
 
-    fn is_over(&self, base: Version, salvages: bool) -> bool {
-        let told = if salvages { self.over } else { self.cut };
+    fn is_over(&self, base: Version, until: Until) -> bool {
+        let told = match until {
+            Until::Cut => self.cut,
+            Until::Close => self.over,
+            Until::End => None,
+        };
         self.stop.is_some()
             || told.is_some_and(|told| told >= base)
             || self.task.as_ref().is_some_and(|task| task.base > base)
@@ -183,12 +197,12 @@ mod tests {
         assert!(!mailbox.is_cut(Version(3)));
         mailbox.deliver(me, ToWorker::Cut { base: Version(3) });
         assert!(mailbox.is_cut(Version(3)));
-        assert!(!mailbox.may_push(Version(3), false));
-        assert!(!mailbox.is_over(Version(3), true), "what is finished can be salvaged");
+        assert!(!mailbox.may_push(Version(3), Until::Cut));
+        assert!(!mailbox.is_over(Version(3), Until::Close), "what is finished can be salvaged");
         mailbox.deliver(me, closed(3, vec![]));
-        assert!(!mailbox.may_push(Version(3), true));
+        assert!(!mailbox.may_push(Version(3), Until::Close));
         mailbox.deliver(me, work(5));
-        assert!(mailbox.is_over(Version(4), true));
+        assert!(mailbox.is_over(Version(4), Until::Close));
         mailbox.deliver(me, ToWorker::Stop("done".to_owned()));
         assert_eq!(mailbox.next(), Next::Stop(Ok("done".to_owned())));
     }

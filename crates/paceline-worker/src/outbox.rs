@@ -11,7 +11,7 @@ use paceline_wire::{FrameError, message::FromWorker};
 
 use crate::{
     data::DataPlane,
-    mailbox::{Mailbox, Task},
+    mailbox::{Mailbox, Task, Until},
     work::part_of,
 };
 
@@ -22,8 +22,7 @@ pub(crate) type Say<'a> = &'a dyn Fn(FromWorker) -> Result<(), FrameError>;
 pub(crate) struct Outbox {
     state: Mutex<State>,
     micro_batches: u32,
-    /// What is finished at a cut is pushed.
-    pub(crate) salvages: bool,
+    until: Until,
     /// Norms of gradient sums are reported.
     norms: bool,
 }
@@ -44,9 +43,14 @@ struct Finished {
 }
 
 impl Outbox {
-    pub(crate) fn new(data: DataPlane, micro_batches: u32, salvages: bool, norms: bool) -> Outbox {
+    pub(crate) fn new(data: DataPlane, micro_batches: u32, until: Until, norms: bool) -> Outbox {
         let state = Mutex::new(State { data, finished: Finished::default() });
-        Outbox { state, micro_batches, salvages, norms }
+        Outbox { state, micro_batches, until, norms }
+    }
+
+    /// Whether what is finished at a cut is pushed.
+    pub(crate) fn salvages(&self) -> bool {
+        self.until == Until::Close
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -68,11 +72,11 @@ impl Outbox {
         }
         finished.done += 1;
         finished.loss += loss;
-        let first = if self.salvages { 1 } else { self.micro_batches };
+        let first = if self.salvages() { 1 } else { self.micro_batches };
         if finished.done == first {
             std::mem::swap(&mut finished.gradient, gradient);
             gradient.resize(finished.gradient.len(), 0.0);
-        } else if self.salvages {
+        } else if self.salvages() {
             add_scaled(&mut finished.gradient, 1.0, gradient);
         }
         true
@@ -88,19 +92,19 @@ impl Outbox {
     ) -> Result<Option<Result<(), u32>>, FrameError> {
         let State { data, finished } = &mut *self.lock();
         let Some(task) = finished.task.take_if(|task| task.base == base) else { return Ok(None) };
-        let (done, salvages) = (finished.done, self.salvages);
+        let (done, until) = (finished.done, self.until);
         let weight = part_of(task.portion.len(), done, self.micro_batches);
-        let enough = if salvages { weight > 0 } else { done == self.micro_batches };
-        if !enough || mailbox.is_over(base, salvages) {
+        let enough = if self.salvages() { weight > 0 } else { done == self.micro_batches };
+        if !enough || mailbox.is_over(base, until) {
             return Ok(Some(Err(done)));
         }
         let square = self.norms.then(|| norm_squared(&finished.gradient));
         let (weight, loss) = (f64::from(weight), finished.loss);
         say(FromWorker::Done { base, weight, loss, square })?;
-        if !task.push_at_once && !mailbox.may_push(base, salvages) {
+        if !task.push_at_once && !mailbox.may_push(base, until) {
             return Ok(Some(Err(done)));
         }
-        let sent = data.push(base, &finished.gradient, || mailbox.is_over(base, salvages))?;
+        let sent = data.push(base, &finished.gradient, || mailbox.is_over(base, until))?;
         Ok(Some(if sent { Ok(()) } else { Err(done) }))
     }
 

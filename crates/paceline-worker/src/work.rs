@@ -1,6 +1,6 @@
 //! One round's work: pull, compute in micro-batches, push, and stop when it is of no use.
 
-use paceline_core::EpochOrder;
+use paceline_core::{EpochOrder, Version};
 use paceline_wire::{FrameError, message::FromWorker};
 
 use crate::{
@@ -48,6 +48,8 @@ pub(crate) struct Bench<'a> {
     pub(crate) seed: u64,
     pub(crate) samples: u32,
     pub(crate) micro_batches: u32,
+    /// A newer version than the work was given on will do.
+    pub(crate) any_newer: bool,
     pub(crate) params: Vec<f32>,
     /// One micro-batch's sum, where micro-batches count one by one; else that of all so far.
     pub(crate) gradient: Vec<f32>,
@@ -67,7 +69,7 @@ impl Bench<'_> {
     /// Does one round's work and says to the coordinator what comes of it.
     pub(crate) fn work(&mut self, task: &Task, say: Say<'_>) -> Result<Ended, FrameError> {
         let base = task.base;
-        if self.outbox.lock().data.pull(base, &mut self.params)? != Some(base) {
+        if !self.pull(base)? {
             say(FromWorker::Aborted { base, done: 0 })?;
             return Ok(Ended::Aborted);
         }
@@ -81,6 +83,18 @@ impl Bench<'_> {
                 Ok(Ended::Aborted)
             }
             None => Ok(Ended::Salvaged),
+        }
+    }
+
+    /// Fetches the parameters; false if that version is gone. A newer one does where rounds do not wait
+    /// for each other, if all shards give the same.
+    fn pull(&mut self, base: Version) -> Result<bool, FrameError> {
+        loop {
+            match self.outbox.lock().data.pull(base, &mut self.params)? {
+                Some(found) if found == base || self.any_newer => return Ok(true),
+                None if self.any_newer => {}
+                _ => return Ok(false),
+            }
         }
     }
 
@@ -99,7 +113,7 @@ impl Bench<'_> {
                 return Ok(());
             }
             let micro = micro_batch(&samples, part, self.micro_batches);
-            if part == 0 || self.outbox.salvages {
+            if part == 0 || self.outbox.salvages() {
                 self.compute.clear(&mut self.gradient);
             }
             let mut loss = 0.0;

@@ -44,6 +44,7 @@ impl Run {
             micro_batches: self.config.micro_batches,
             straggler: self.config.round.straggler,
             norms: self.config.wants_noise(),
+            any_newer: self.core.machine().policy().admissible_lag() > 0,
             layout: self.layout.clone(),
             shards: self.shards.addresses.clone(),
         }

@@ -1,0 +1,75 @@
+//! `paceline compare`: every policy the same chance, results that are kept, a page.
+
+mod common;
+
+use std::fs;
+
+use common::Place;
+use serde_json::Value;
+
+const SMALL: &str = "compare --model softmax --workers 4 --batch 16 --seeds 1 --epochs 1 --tune 2 \
+                     --evaluations 4 --target-accuracy 0.12";
+
+fn rows(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).expect("a row")).collect()
+}
+
+#[test]
+fn policies_are_compared_kept_and_not_run_again() {
+    let place = Place::new();
+    let args =
+        format!("{SMALL} --policies full,auto,auto/progress,async --scenario stalls:3 --json");
+    let first = place.run(&args).ok();
+    let rows = rows(&first.stdout);
+    assert_eq!(rows.len(), 4);
+    for row in &rows {
+        assert_eq!(row["ledger_balanced"], true, "{row}");
+        assert!(row["bound"].as_f64().unwrap() > 1.1, "{row}");
+    }
+    let results = place.path("compare/results.jsonl");
+    let kept = fs::read_to_string(&results).unwrap();
+    assert_eq!(kept.lines().count(), 4 * 3, "two learning rates and a seed each");
+    // An interrupted line is not a result; what is there is not run again.
+    fs::write(&results, format!("{kept}{{\"trial\":")).unwrap();
+    let again = place.run(&args).ok();
+    assert_eq!(again.stdout, first.stdout);
+    assert_eq!(fs::read_to_string(&results).unwrap(), kept);
+    let page = fs::read_to_string(place.path("compare/page.html")).unwrap();
+    assert!(page.contains("auto/progress") && page.contains("<svg") && !page.contains("https://"));
+}
+
+#[test]
+fn a_sweep_over_backup_workers_says_what_it_would_take() {
+    let place = Place::new();
+    let args = format!("{SMALL} --sweep 3,1 --scenario slow:0:6");
+    let told = place.run(&args).ok();
+    assert!(told.stdout.contains("static:4/abort") && told.stdout.contains("static:3/abort"));
+    assert!(told.stdout.contains("N = 3 should count and b = 1 be backups"), "{}", told.stdout);
+}
+
+#[test]
+fn what_cannot_be_compared_is_named() {
+    let place = Place::new();
+    place.run("compare --policies auto/quickly").failed(2, &["quickly", "salvage"]);
+    place.run("compare --scenario lazy:1").failed(2, &["lazy:1", "trace:FILE"]);
+    place.run(&format!("{SMALL} --scenario slow:9:2")).failed(1, &["4 workers, numbered from 0"]);
+    place.run(&format!("{SMALL} --scenario hog:0")).failed(1, &["it needs --live"]);
+    place.run(&format!("{SMALL} --scenario trace:nowhere.csv")).failed(1, &["nowhere.csv"]);
+    place.run("compare --sweep 8").failed(2, &["N,b"]);
+    fs::create_dir(place.path("mine")).unwrap();
+    place.write("mine/results.jsonl", "my own notes\n");
+    place.run(&format!("{SMALL} --out mine")).failed(1, &["line 1", "not a result"]);
+}
+
+#[test]
+fn live_runs_are_compared_by_their_logs() {
+    let place = Place::new();
+    let args = "compare --model softmax --workers 2 --batch 64 --seeds 1 --epochs 1 --tune 1 \
+                --evaluations 4 --target-accuracy 0.12 --policies full,auto --scenario slow:1:2 \
+                --live 20ms --json";
+    let rows = rows(&place.run(args).ok().stdout);
+    assert_eq!(rows.len(), 2);
+    assert!(
+        rows.iter().all(|row| row["ledger_balanced"] == true && row["used"].as_u64() > Some(0))
+    );
+}
