@@ -6,6 +6,9 @@
 //! fast as the same network on burn's autodiff, the MLP twice. burn is the reference in a test
 //! instead (feature `burn`).
 
+mod adjoint;
+mod average;
+mod bordered;
 mod cifar;
 mod conv;
 mod dataset;
@@ -20,9 +23,11 @@ mod loss;
 mod model;
 mod network;
 mod pool;
+mod residual;
 mod rng;
 mod source;
 mod spec;
+mod standard;
 mod synthetic;
 mod threads;
 mod zoo;
