@@ -3,10 +3,14 @@
 //! A block adds to its input what two convolutions say of it. Published blocks normalise by
 //! statistics of the batch; here a batch is cut into micro-batches and spread over workers, and a
 //! round may be cut as well, so such statistics, and with them the gradient of a sample, would depend
-//! on who computes what. Without any normalisation (SkipInit, Fixup) a network with an average over
-//! all pixels at its end needs a learning rate far below that of the other models: tried, it fell
-//! back to guessing time and again at the default. So what goes into a convolution is standardised
-//! sample by sample ([`Standard`]), which involves no other sample.
+//! on who computes what. So what goes into a convolution is standardised sample by sample
+//! ([`Standard`]), which involves no other sample.
+//!
+//! Schemes without any normalisation were tried first: branches that start at zero by a learned
+//! factor (SkipInit: De and Smith 2020) or by their last weights (as in Fixup: Zhang et al. 2019, but
+//! without its further scalars). After two epochs of the embedded set, with one seed and rates from
+//! 0.02 to 0.1, 12 of 20 such settings were below 25 % and the best was at 80 %; the four that were
+//! standardised were at 51 to 73 %. That is a reason to prefer it, not a measurement of either.
 
 use crate::TensorSpec;
 use crate::bordered::Filters;
