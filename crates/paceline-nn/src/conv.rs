@@ -1,94 +1,93 @@
 //! Convolutions.
 
 use crate::TensorSpec;
-use crate::kernel::{Bordered, LANES, Lanes, accumulate, correlate};
+use crate::adjoint::Adjoint;
+use crate::bordered::{Bordered, Filters};
+use crate::kernel::{LANES, Lanes, accumulate, correlate};
 use crate::layer::{Layer, Step, add_rows, uniform};
 use crate::rng::Stream;
 
-/// A convolution with [`LANES`] filters, a square kernel of odd size, stride 1 and a border of zeros,
-/// so that images keep their height and width.
+/// A convolution with a border of zeros: one output per filter and place, so that images keep their
+/// height and width, divided by the stride and rounded up.
 ///
-/// The weight is kernel row × kernel column × channel × filter.
+/// The weight is kernel row × kernel column × channel × filter. Filters come in whole groups of
+/// [`LANES`].
 pub(crate) struct Conv {
-    name: &'static str,
-    height: usize,
-    width: usize,
-    channels: usize,
-    kernel: usize,
+    name: String,
+    size: [usize; 3],
+    filters: Filters,
+    gain: f32,
     image: Bordered,
-    dimage: Bordered,
-    flipped: Vec<Lanes>,
+    /// The weights group by group.
+    packed: Vec<Lanes>,
+    adjoint: Adjoint,
 }
 
 impl Conv {
     /// A layer called `name` for images of `[height, width, channels]`.
-    pub(crate) fn new(
-        name: &'static str,
-        [height, width, channels]: [usize; 3],
-        kernel: usize,
-    ) -> Self {
+    pub(crate) fn new(name: impl Into<String>, size: [usize; 3], filters: Filters) -> Self {
+        assert!(filters.count.is_multiple_of(LANES), "filters come in groups");
         Self {
-            name,
-            height,
-            width,
-            channels,
-            kernel,
-            image: Bordered::new([height, width, channels], kernel),
-            dimage: Bordered::new([height, width, LANES], kernel),
-            flipped: vec![[0.0; LANES]; kernel * kernel * LANES],
+            name: name.into(),
+            size,
+            filters,
+            gain: 1.0,
+            image: Bordered::new(size, filters),
+            packed: vec![],
+            adjoint: Adjoint::new(size, filters),
         }
     }
 
-    /// Values under the kernel.
-    fn patch(&self) -> usize {
-        self.kernel * self.kernel * self.channels
+    /// The same layer with initial weights `gain` times as large.
+    pub(crate) fn gain(self, gain: f32) -> Self {
+        Self { gain, ..self }
+    }
+
+    /// Height, width and channels of what comes out.
+    pub(crate) fn size_out(&self) -> [usize; 3] {
+        [self.image.rows(), self.image.columns(), self.filters.count]
     }
 
     fn weights(&self) -> usize {
-        self.patch() * LANES
+        self.image.patch() * self.filters.count
     }
 
-    /// The gradient of the input is the correlation of that of the output with the kernel turned by
-    /// half a turn, channels and filters exchanged.
-    fn flip(&mut self, weight: &[Lanes]) {
-        assert_eq!(self.channels, LANES, "gradients flow back to as many channels as lanes");
-        for (i, weight) in weight.iter().enumerate() {
-            let (place, channel) = (i / self.channels, i % self.channels);
-            let turned = self.kernel * self.kernel - 1 - place;
-            for (filter, &value) in weight.iter().enumerate() {
-                self.flipped[turned * LANES + filter][channel] = value;
-            }
-        }
+    fn pack(&mut self, weight: &[Lanes]) {
+        let groups = self.filters.count / LANES;
+        let group = |group| weight.iter().skip(group).step_by(groups);
+        self.packed.clear();
+        self.packed.extend((0..groups).flat_map(group));
     }
 }
 
 impl Layer for Conv {
     fn tensors(&self) -> Vec<TensorSpec> {
-        let shape = [self.kernel, self.kernel, self.channels, LANES];
+        let Filters { count, side, .. } = self.filters;
         vec![
-            TensorSpec::new(format!("{}.weight", self.name), shape),
-            TensorSpec::new(format!("{}.bias", self.name), [LANES]),
+            TensorSpec::new(format!("{}.weight", self.name), [side, side, self.size[2], count]),
+            TensorSpec::new(format!("{}.bias", self.name), [count]),
         ]
     }
 
     fn init(&self, rng: &mut Stream) -> Vec<f32> {
-        uniform(rng, self.patch(), self.weights(), LANES)
+        let bound = self.gain / (self.image.patch() as f32).sqrt();
+        uniform(rng, bound, self.weights(), self.filters.count)
     }
 
     fn inputs(&self) -> usize {
-        self.height * self.width * self.channels
+        self.size.iter().product()
     }
 
     fn outputs(&self) -> usize {
-        self.height * self.width * LANES
+        self.size_out().iter().product()
     }
 
     fn forward(&mut self, params: &[f32], x: &[f32], y: &mut [f32]) {
-        let (params, _) = params.as_chunks();
-        let (weight, bias) = params.split_at(self.patch());
+        let (weight, bias) = params.split_at(self.weights());
+        self.pack(weight.as_chunks().0);
         for (x, y) in x.chunks_exact(self.inputs()).zip(y.chunks_exact_mut(self.outputs())) {
             self.image.set(x);
-            correlate(&self.image, weight, &bias[0], y.as_chunks_mut().0);
+            correlate(&self.image, &self.packed, bias.as_chunks().0, y.as_chunks_mut().0);
         }
     }
 
@@ -99,19 +98,37 @@ impl Layer for Conv {
         grad: &mut [f32],
         dx: Option<&mut [f32]>,
     ) {
+        let Step { x, dy, .. } = step;
         let (dweight, dbias) = grad.split_at_mut(self.weights());
-        let (dweight, _) = dweight.as_chunks_mut();
-        add_rows(step.dy, dbias);
-        let (inputs, outputs) = (self.inputs(), self.outputs());
-        for (x, dy) in step.x.chunks_exact(inputs).zip(step.dy.chunks_exact(outputs)) {
+        add_rows(dy, dbias);
+        for (x, dy) in x.chunks_exact(self.inputs()).zip(dy.chunks_exact(self.outputs())) {
             self.image.set(x);
-            accumulate(&self.image, dy.as_chunks().0, dweight);
+            accumulate(&self.image, dy.as_chunks().0, dweight.as_chunks_mut().0);
         }
-        let Some(dx) = dx else { return };
-        self.flip(&params.as_chunks().0[..self.patch()]);
-        for (dx, dy) in dx.chunks_exact_mut(inputs).zip(step.dy.chunks_exact(outputs)) {
-            self.dimage.set(dy);
-            correlate(&self.dimage, &self.flipped, &[0.0; LANES], dx.as_chunks_mut().0);
+        if let Some(dx) = dx {
+            self.adjoint.apply(&params[..self.weights()], dy, dx);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layer::check_gradients;
+
+    #[test]
+    fn gradients_agree_with_slopes_for_every_stride_and_number_of_filters() {
+        for (size, count, side, stride) in [
+            ([6, 8, 16], 16, 3, 1),
+            ([6, 8, 16], 32, 3, 1),
+            ([5, 7, 32], 16, 3, 1),
+            ([8, 8, 16], 32, 3, 2),
+            ([7, 9, 16], 32, 3, 2),
+            ([8, 8, 16], 32, 1, 2),
+            ([7, 5, 3], 16, 5, 1),
+            ([7, 7, 3], 16, 3, 3),
+        ] {
+            check_gradients(&mut Conv::new("conv", size, Filters { count, side, stride }));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Labelled images in memory, one byte per pixel.
+//! Labelled images in memory, one byte per pixel and channel.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use crate::DataError;
 /// What one sample of a data set looks like; a model is built for a shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DataShape {
-    /// Channels per image; 1 is greyscale.
+    /// Channels per pixel: 1 is greyscale, 3 is red, green and blue.
     pub channels: usize,
-    /// Rows per channel.
+    /// Rows per image.
     pub height: usize,
     /// Pixels per row.
     pub width: usize,
@@ -20,6 +20,9 @@ pub struct DataShape {
 impl DataShape {
     /// One greyscale 28×28 image in ten classes: MNIST, Fashion-MNIST and the embedded set.
     pub const MNIST: Self = Self { channels: 1, height: 28, width: 28, classes: 10 };
+
+    /// One 32×32 image in colour in ten classes: CIFAR-10.
+    pub const CIFAR: Self = Self { channels: 3, height: 32, width: 32, classes: 10 };
 
     /// Bytes (pixels of all channels) per image.
     pub fn pixels(&self) -> usize {
@@ -34,7 +37,7 @@ impl fmt::Display for DataShape {
     }
 }
 
-/// Labelled images, sample by sample, channel by channel, row by row.
+/// Labelled images, sample by sample, row by row, the channels of a pixel side by side.
 ///
 /// Pixels stay bytes; they become `f32` only for the batch at hand (see [`Dataset::write_pixels`]),
 /// so a set costs a quarter of what it would as floats.
@@ -123,7 +126,8 @@ impl Dataset {
     /// `samples.len() * shape().pixels()`.
     ///
     /// Each image is shifted and scaled to mean 0 and standard deviation 1 (at least one grey level
-    /// counts as deviation, so a blank image becomes zeros). No statistic of the set enters: every
+    /// counts as deviation, so a blank image becomes zeros). Channels are taken together, so that an
+    /// image keeps its colours. No statistic of the set enters: every
     /// worker normalises alike without having seen the whole of it.
     pub fn write_pixels(&self, samples: &[u32], out: &mut [f32]) {
         let pixels = self.shape.pixels();
@@ -169,6 +173,15 @@ mod tests {
             Err(DataError::Label { index: 1, label: 3, classes: 3, .. })
         ));
         assert!(Dataset::new("x", TINY, vec![], vec![]).is_err());
+    }
+
+    #[test]
+    fn colours_are_standardised_together() {
+        let shape = DataShape { channels: 2, height: 1, width: 2, classes: 1 };
+        let set = Dataset::new("x", shape, vec![50, 150, 50, 150], vec![0]).unwrap();
+        let mut out = [f32::NAN; 4];
+        set.write_pixels(&[0], &mut out);
+        assert_eq!(out, [-1.0, 1.0, -1.0, 1.0]);
     }
 
     #[test]

@@ -4,11 +4,17 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use crate::DataShape;
+use crate::{DataShape, cifar, idx};
 
 /// Why a data set could not be had; messages read after "failed to load data: …".
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
+    /// A directory has no file of any data set.
+    #[error("no data in {}: looked for {} and for {}, plain or .gz", .dir.display(), idx::FILES, cifar::FILES)]
+    Unrecognised {
+        /// The directory that was looked in.
+        dir: PathBuf,
+    },
     /// None of the accepted names exists.
     #[error("no {} in {} (also looked for {})", .names[0], .dir.display(), .names[1..].join(", "))]
     Missing {
@@ -37,6 +43,16 @@ pub enum DataError {
         offset: u64,
         /// What is wrong there.
         fault: IdxFault,
+    },
+    /// A file is not the CIFAR-10 file that its name promises.
+    #[error("{}: byte {offset}: {fault}", .path.display())]
+    Cifar {
+        /// The file.
+        path: PathBuf,
+        /// Where the offending bytes start, counted after unzipping.
+        offset: u64,
+        /// What is wrong there.
+        fault: CifarFault,
     },
     /// Pixels and labels do not go together.
     #[error("{name}: {bytes} bytes of images for {labels} labels, expected {pixels} for each")]
@@ -152,6 +168,44 @@ impl fmt::Display for IdxFault {
             Self::Count { images, labels } => {
                 write!(f, "expected {images} labels, one per image, found {labels}")
             }
+            Self::Label { found, classes } => {
+                write!(f, "expected a label below {classes}, found {found}")
+            }
+        }
+    }
+}
+
+/// What is wrong at one place of a CIFAR-10 file: what was expected, and what was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CifarFault {
+    /// The file ends before its first record or inside one.
+    Record {
+        /// Bytes of a record.
+        expected: usize,
+        /// Bytes left of the file.
+        found: usize,
+    },
+    /// More bytes than this reader admits.
+    TooLarge {
+        /// The most that is admitted.
+        limit: u64,
+    },
+    /// A label that is not one of the classes.
+    Label {
+        /// The label found.
+        found: u8,
+        /// Number of classes.
+        classes: usize,
+    },
+}
+
+impl fmt::Display for CifarFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Record { expected, found } => {
+                write!(f, "expected a record of {expected} bytes, found {found} bytes to the end")
+            }
+            Self::TooLarge { limit } => write!(f, "expected at most {limit} bytes, found more"),
             Self::Label { found, classes } => {
                 write!(f, "expected a label below {classes}, found {found}")
             }

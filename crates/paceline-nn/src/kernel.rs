@@ -9,73 +9,41 @@
 use bytemuck::cast;
 use pulp::{Arch, Scalar, Simd, WithSimd};
 
-/// Filters that are computed side by side: one AVX-512 vector.
+use crate::bordered::Bordered;
+
+/// Filters that are computed side by side, a group: one AVX-512 vector.
 pub(crate) const LANES: usize = 16;
 
-/// One value for each of `LANES` filters.
+/// One value for each filter of a group.
 pub(crate) type Lanes = [f32; LANES];
 
-/// An image inside a border of zeros, row by row, the channels of a pixel side by side.
+/// Puts the correlation of `image` with each filter, plus the filter's bias, into `out`.
 ///
-/// What a kernel covers in one of its rows is then contiguous wherever the kernel lies.
-pub(crate) struct Bordered {
-    values: Vec<f32>,
-    width: usize,
-    channels: usize,
-    kernel: usize,
-}
-
-impl Bordered {
-    /// An empty image with the border that a kernel of odd size needs to give one output per pixel.
-    pub(crate) fn new([height, width, channels]: [usize; 3], kernel: usize) -> Self {
-        assert!(kernel % 2 == 1, "a kernel has a middle");
-        let values = vec![0.0; (height + kernel - 1) * (width + kernel - 1) * channels];
-        Self { values, width, channels, kernel }
-    }
-
-    /// Puts `image` inside the border.
-    pub(crate) fn set(&mut self, image: &[f32]) {
-        let (pitch, half, row) = (self.pitch(), self.kernel / 2, self.width * self.channels);
-        let inside = self.values[half * pitch..].chunks_exact_mut(pitch);
-        for (from, to) in image.chunks_exact(row).zip(inside) {
-            to[half * self.channels..][..row].copy_from_slice(from);
-        }
-    }
-
-    /// Values per row, border included.
-    fn pitch(&self) -> usize {
-        (self.width + self.kernel - 1) * self.channels
-    }
-
-    /// Values that a kernel covers in one of its rows.
-    fn run(&self) -> usize {
-        self.kernel * self.channels
-    }
-}
-
-/// Puts the correlation of `image` with each filter, plus the filter's bias, into `out`, one item
-/// per pixel. `weight` has an item per kernel row, kernel column and channel.
-pub(crate) fn correlate(image: &Bordered, weight: &[Lanes], bias: &Lanes, out: &mut [Lanes]) {
-    assert_eq!(weight.len(), image.kernel * image.run(), "a weight per value under the kernel");
-    assert!(image.width >= BLOCK, "a row holds at least one block");
+/// Filters are taken [`LANES`] at a time. `bias` has an item per group of filters, `out` one per
+/// place of the kernel and group, and `weight` one per group, kernel row, kernel column and channel.
+pub(crate) fn correlate(image: &Bordered, weight: &[Lanes], bias: &[Lanes], out: &mut [Lanes]) {
+    let places = image.rows() * image.columns();
+    assert_eq!(weight.len(), bias.len() * image.patch(), "a weight per value under the kernel");
+    assert_eq!(out.len(), bias.len() * places, "an output per place and filter");
     Arch::new().dispatch(Correlate { image, weight, bias, out });
 }
 
-/// Adds to `dweight` the gradient of the weights, given that of the outputs: for each place under
-/// the kernel the sum over pixels of the value there times `dy`.
+/// Adds to `dweight` the gradient of the weights, given that of the outputs: for each value under
+/// the kernel the sum over places of that value times `dy`.
+///
+/// `dy` has an item per place and group of filters, `dweight` one per kernel row, kernel column,
+/// channel and group.
 pub(crate) fn accumulate(image: &Bordered, dy: &[Lanes], dweight: &mut [Lanes]) {
-    assert_eq!(dweight.len(), image.kernel * image.run(), "a weight per value under the kernel");
+    let groups = dweight.len() / image.patch();
+    assert_eq!(dweight.len(), groups * image.patch(), "a weight per value under the kernel");
+    assert_eq!(dy.len(), groups * image.rows() * image.columns(), "an output per place and filter");
     Arch::new().dispatch(Accumulate { image, dy, dweight });
 }
-
-/// Neighbouring pixels whose sums are kept in registers together: 7 divides 14 and 28, and 7 sums
-/// of two vectors each fit the 16 registers of AVX2.
-const BLOCK: usize = 7;
 
 struct Correlate<'a> {
     image: &'a Bordered,
     weight: &'a [Lanes],
-    bias: &'a Lanes,
+    bias: &'a [Lanes],
     out: &'a mut [Lanes],
 }
 
@@ -94,16 +62,34 @@ impl WithSimd for Correlate<'_> {
 }
 
 impl Correlate<'_> {
+    /// Chooses a block that divides the row and whose sums fit the registers: 16 vectors of AVX2
+    /// hold 7 sums of two vectors each, but not 8.
     #[inline(always)]
     fn run<S: Simd, const N: usize>(self, simd: S) {
+        match self.image.columns() {
+            columns if columns.is_multiple_of(8) && N == 1 => self.blocks::<S, N, 8>(simd),
+            columns if columns.is_multiple_of(7) => self.blocks::<S, N, 7>(simd),
+            columns if columns.is_multiple_of(4) => self.blocks::<S, N, 4>(simd),
+            columns if columns > 7 => self.blocks::<S, N, 7>(simd),
+            _ => self.blocks::<S, N, 1>(simd),
+        }
+    }
+
+    /// Keeps the sums of `B` neighbouring places in registers.
+    #[inline(always)]
+    fn blocks<S: Simd, const N: usize, const B: usize>(self, simd: S) {
         let Self { image, weight, bias, out } = self;
-        for (y, out) in out.chunks_exact_mut(image.width).enumerate() {
-            // The last block overlaps the one before it where blocks do not fit the row.
-            for x in (0..image.width).step_by(BLOCK) {
-                let x = x.min(image.width - BLOCK);
-                let sums = correlate_block::<S, N>(simd, image, [y, x], weight, bias);
-                for (out, sum) in out[x..x + BLOCK].iter_mut().zip(sums) {
-                    *out = cast(sum);
+        let (columns, groups) = (image.columns(), bias.len());
+        for (group, weight) in weight.chunks_exact(image.patch()).enumerate() {
+            for (y, out) in out.chunks_exact_mut(columns * groups).enumerate() {
+                // The last block overlaps the one before it where blocks do not fit the row.
+                for x in (0..columns).step_by(B) {
+                    let x = x.min(columns - B);
+                    let sums =
+                        correlate_block::<S, N, B>(simd, image, [y, x], weight, &bias[group]);
+                    for (i, sum) in sums.iter().enumerate() {
+                        out[(x + i) * groups + group] = cast(*sum);
+                    }
                 }
             }
         }
@@ -111,22 +97,25 @@ impl Correlate<'_> {
 }
 
 #[inline(always)]
-fn correlate_block<S: Simd, const N: usize>(
+fn correlate_block<S: Simd, const N: usize, const B: usize>(
     simd: S,
     image: &Bordered,
-    [y, x]: [usize; 2],
+    place: [usize; 2],
     weight: &[Lanes],
     bias: &Lanes,
-) -> [[S::f32s; N]; BLOCK] {
-    let mut sums = [cast(*bias); BLOCK];
-    let (run, channels) = (image.run(), image.channels);
+) -> [[S::f32s; N]; B] {
+    let mut sums = [cast(*bias); B];
+    let (run, step) = (image.run(), image.step());
     for (row, weight) in weight.chunks_exact(run).enumerate() {
-        let start = (y + row) * image.pitch() + x * channels;
-        let under: [&[f32]; BLOCK] =
-            std::array::from_fn(|i| &image.values[start + i * channels..][..run]);
-        for (at, weight) in weight.iter().enumerate() {
-            let weight = cast(*weight);
-            for i in 0..BLOCK {
+        let start = image.start(place) + row * image.pitch();
+        let mut under = [&image.values()[..run]; B];
+        for (i, under) in under.iter_mut().enumerate() {
+            *under = &image.values()[start + i * step..][..run];
+        }
+        // A plain range, so that no index needs to be checked.
+        for at in 0..run {
+            let weight = cast(weight[at]);
+            for i in 0..B {
                 sums[i] = multiply_add(simd, under[i][at], weight, sums[i]);
             }
         }
@@ -158,8 +147,10 @@ impl Accumulate<'_> {
     #[inline(always)]
     fn run<S: Simd, const N: usize>(self, simd: S) {
         match self.image.run() {
+            run if run.is_multiple_of(16) && N == 1 => self.blocks::<S, N, 16>(simd),
             run if run.is_multiple_of(8) => self.blocks::<S, N, 8>(simd),
             run if run.is_multiple_of(5) => self.blocks::<S, N, 5>(simd),
+            run if run.is_multiple_of(3) => self.blocks::<S, N, 3>(simd),
             _ => self.blocks::<S, N, 1>(simd),
         }
     }
@@ -168,29 +159,37 @@ impl Accumulate<'_> {
     #[inline(always)]
     fn blocks<S: Simd, const N: usize, const B: usize>(self, simd: S) {
         let Self { image, dy, dweight } = self;
-        for (block, dweight) in dweight.chunks_exact_mut(B).enumerate() {
+        let groups = dweight.len() / image.patch();
+        for (block, dweight) in dweight.chunks_exact_mut(B * groups).enumerate() {
             let (row, at) = (block * B / image.run(), block * B % image.run());
-            let sums = accumulate_block::<S, N, B>(simd, image, row * image.pitch() + at, dy);
-            for (dweight, sum) in dweight.iter_mut().zip(sums) {
-                let before: [S::f32s; N] = cast(*dweight);
-                let after: [S::f32s; N] = std::array::from_fn(|i| simd.add_f32s(before[i], sum[i]));
-                *dweight = cast(after);
+            let start = row * image.pitch() + at;
+            for group in 0..groups {
+                let sums = accumulate_block::<S, N, B>(simd, image, start, dy, [group, groups]);
+                for (dweight, sum) in dweight.chunks_exact_mut(groups).zip(sums) {
+                    let before: [S::f32s; N] = cast(dweight[group]);
+                    let after: [S::f32s; N] =
+                        std::array::from_fn(|i| simd.add_f32s(before[i], sum[i]));
+                    dweight[group] = cast(after);
+                }
             }
         }
     }
 }
 
+/// For each of the `B` values from `start` on the sum over places, for one of the groups of filters.
 #[inline(always)]
 fn accumulate_block<S: Simd, const N: usize, const B: usize>(
     simd: S,
     image: &Bordered,
     start: usize,
     dy: &[Lanes],
+    [group, groups]: [usize; 2],
 ) -> [[S::f32s; N]; B] {
     let mut sums = [cast([0.0f32; LANES]); B];
-    for (row, dy) in image.values[start..].chunks(image.pitch()).zip(dy.chunks_exact(image.width)) {
-        for (under, dy) in row.windows(B).step_by(image.channels).zip(dy) {
-            let dy = cast(*dy);
+    let rows = image.values()[start..].chunks(image.row_step());
+    for (row, dy) in rows.zip(dy.chunks_exact(image.columns() * groups)) {
+        for (under, dy) in row.windows(B).step_by(image.step()).zip(dy.chunks_exact(groups)) {
+            let dy = cast(dy[group]);
             for i in 0..B {
                 sums[i] = multiply_add(simd, under[i], dy, sums[i]);
             }
@@ -214,13 +213,14 @@ fn multiply_add<S: Simd, const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bordered::Filters;
     use crate::rng::Stream;
 
-    /// A random image of `[height, width, channels]` under a kernel, with random weights and output
-    /// gradients.
+    /// A random image of `[height, width, channels]` under filters, with random weights (by group,
+    /// then by value under the kernel) and output gradients.
     struct Case {
         size: [usize; 3],
-        kernel: usize,
+        filters: Filters,
         pixels: Vec<f32>,
         image: Bordered,
         weight: Vec<Lanes>,
@@ -228,60 +228,74 @@ mod tests {
     }
 
     impl Case {
-        fn new(size: [usize; 3], kernel: usize) -> Self {
+        fn new(size: [usize; 3], side: usize, stride: usize, groups: usize) -> Self {
             let mut rng = Stream::new(2, &[]);
-            let [height, width, channels] = size;
+            let filters = Filters { count: groups * LANES, side, stride };
+            let mut image = Bordered::new(size, filters);
             let pixels: Vec<f32> =
-                (0..height * width * channels).map(|_| rng.between(-1.0, 1.0)).collect();
+                (0..size.iter().product::<usize>()).map(|_| rng.between(-1.0, 1.0)).collect();
+            image.set(&pixels);
             let mut lanes = |len: usize| -> Vec<Lanes> {
                 (0..len).map(|_| std::array::from_fn(|_| rng.between(-1.0, 1.0))).collect()
             };
-            let (weight, dy) = (lanes(kernel * kernel * channels), lanes(height * width));
-            let mut image = Bordered::new(size, kernel);
-            image.set(&pixels);
-            Self { size, kernel, pixels, image, weight, dy }
+            let weight = lanes(groups * image.patch());
+            let dy = lanes(groups * image.rows() * image.columns());
+            Self { size, filters, pixels, image, weight, dy }
         }
 
-        /// The pixel under weight `at` when the kernel lies over `(y, x)`; zero on the border.
-        fn under(&self, at: usize, y: usize, x: usize) -> f64 {
+        fn groups(&self) -> usize {
+            self.filters.count / LANES
+        }
+
+        /// The pixel under weight `at` when the kernel lies at `place`; zero on the border.
+        fn under(&self, at: usize, place: usize) -> f64 {
             let [height, width, channels] = self.size;
-            let (place, channel) = (at / channels, at % channels);
-            let y = (y + place / self.kernel).wrapping_sub(self.kernel / 2);
-            let x = (x + place % self.kernel).wrapping_sub(self.kernel / 2);
+            let Filters { side, stride, .. } = self.filters;
+            let columns = self.image.columns();
+            let (under, channel) = (at / channels, at % channels);
+            let y = (place / columns * stride + under / side).wrapping_sub(side / 2);
+            let x = (place % columns * stride + under % side).wrapping_sub(side / 2);
             if y >= height || x >= width {
                 return 0.0;
             }
             f64::from(self.pixels[(y * width + x) * channels + channel])
         }
 
-        /// The outputs by definition, for a bias of 0.5.
+        /// The outputs by definition, for a bias of 0.5: by place, group and lane.
         fn outputs(&self) -> Vec<f64> {
-            let [height, width, _] = self.size;
-            let output = |pixel: usize, lane: usize| {
-                let products = self.weight.iter().enumerate().map(|(at, weight)| {
-                    self.under(at, pixel / width, pixel % width) * f64::from(weight[lane])
+            let patch = self.image.patch();
+            let output = |place: usize, group: usize, lane: usize| {
+                let products = (0..patch).map(|at| {
+                    self.under(at, place) * f64::from(self.weight[group * patch + at][lane])
                 });
                 0.5 + products.sum::<f64>()
             };
-            (0..height * width * LANES).map(|i| output(i / LANES, i % LANES)).collect()
+            let filters = self.filters.count;
+            (0..self.dy.len() * LANES)
+                .map(|i| output(i / filters, i % filters / LANES, i % LANES))
+                .collect()
         }
 
-        /// The weights' gradient by definition, added to 0.25.
+        /// The weights' gradient by definition, added to 0.25: by value, group and lane.
         fn dweights(&self) -> Vec<f64> {
-            let [_, width, _] = self.size;
-            let dweight = |at: usize, lane: usize| {
-                let products = self.dy.iter().enumerate().map(|(pixel, dy)| {
-                    self.under(at, pixel / width, pixel % width) * f64::from(dy[lane])
+            let groups = self.groups();
+            let dweight = |at: usize, group: usize, lane: usize| {
+                let products = (0..self.dy.len() / groups).map(|place| {
+                    self.under(at, place) * f64::from(self.dy[place * groups + group][lane])
                 });
                 0.25 + products.sum::<f64>()
             };
-            (0..self.weight.len() * LANES).map(|i| dweight(i / LANES, i % LANES)).collect()
+            let filters = self.filters.count;
+            (0..self.weight.len() * LANES)
+                .map(|i| dweight(i / filters, i % filters / LANES, i % LANES))
+                .collect()
         }
 
         fn check<S: Simd, const N: usize>(&self, simd: S) {
             let mut out = vec![[f32::NAN; LANES]; self.dy.len()];
             let (image, weight) = (&self.image, &self.weight);
-            Correlate { image, weight, bias: &[0.5; LANES], out: &mut out }.run::<S, N>(simd);
+            let bias = &vec![[0.5; LANES]; self.groups()];
+            Correlate { image, weight, bias, out: &mut out }.run::<S, N>(simd);
             close(&out, &self.outputs());
             let mut dweight = vec![[0.25; LANES]; weight.len()];
             Accumulate { image, dy: &self.dy, dweight: &mut dweight }.run::<S, N>(simd);
@@ -299,8 +313,17 @@ mod tests {
 
     #[test]
     fn every_instruction_set_agrees_with_the_definition() {
-        for (size, kernel) in [([7, 7, 1], 5), ([9, 17, 16], 3), ([8, 14, 3], 5), ([7, 8, 1], 1)] {
-            let case = Case::new(size, kernel);
+        for (size, side, stride, groups) in [
+            ([7, 7, 1], 5, 1, 1),
+            ([9, 17, 16], 3, 1, 1),
+            ([8, 14, 3], 5, 1, 2),
+            ([7, 8, 1], 1, 1, 1),
+            ([8, 16, 16], 3, 2, 2),
+            ([7, 9, 3], 3, 2, 1),
+            ([5, 12, 2], 3, 1, 3),
+            ([9, 7, 16], 1, 2, 2),
+        ] {
+            let case = Case::new(size, side, stride, groups);
             case.check::<Scalar, LANES>(Scalar::new());
             #[cfg(target_arch = "x86_64")]
             {

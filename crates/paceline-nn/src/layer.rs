@@ -9,6 +9,8 @@ use crate::rng::Stream;
 /// - `x` holds a whole number of samples of [`inputs`](Self::inputs) values each, one after the
 ///   other, and `y` the same number of samples of [`outputs`](Self::outputs).
 /// - `params` and `grad` hold the layer's own tensors in order.
+/// - [`backward`](Self::backward) looks back on the latest call of [`forward`](Self::forward): a
+///   layer may keep what it has computed in between.
 /// - An image lies row by row, and the channels of a pixel side by side, so that what a kernel
 ///   covers in one row is contiguous.
 pub(crate) trait Layer: Send {
@@ -48,14 +50,27 @@ pub(crate) struct Step<'a> {
     pub(crate) dy: &'a mut [f32],
 }
 
-/// `weights` values uniform within ±1/√fan-in, and `biases` zeros.
+/// `weights` values uniform within ±`bound`, and `biases` zeros.
 ///
-/// A third of the variance that keeps a linear signal (LeCun et al. 1998, §4.6): max-pooling picks
-/// the largest of four, which raises it again.
-pub(crate) fn uniform(rng: &mut Stream, fan_in: usize, weights: usize, biases: usize) -> Vec<f32> {
-    let bound = 1.0 / (fan_in as f32).sqrt();
+/// A bound of 1/√fan-in is a third of the variance that keeps a linear signal (LeCun et al. 1998,
+/// §4.6): max-pooling picks the largest of four, which raises it again.
+pub(crate) fn uniform(rng: &mut Stream, bound: f32, weights: usize, biases: usize) -> Vec<f32> {
     let weights = (0..weights).map(|_| rng.between(-bound, bound));
     weights.chain(std::iter::repeat_n(0.0, biases)).collect()
+}
+
+/// Sets negative values to zero.
+pub(crate) fn rectify(y: &mut [f32]) {
+    for value in y {
+        *value = value.max(0.0);
+    }
+}
+
+/// Lets no gradient pass where the rectifier cut, which gave `y`.
+pub(crate) fn stop_rectified(y: &[f32], dy: &mut [f32]) {
+    for (dy, &y) in dy.iter_mut().zip(y) {
+        *dy = if y > 0.0 { *dy } else { 0.0 };
+    }
 }
 
 /// Adds each row of `rows` to `sums`: the gradient of a bias.
@@ -71,5 +86,47 @@ pub(crate) fn add_rows(rows: &[f32], sums: &mut [f32]) {
 pub(crate) fn fill_rows(rows: &mut [f32], row: &[f32]) {
     for out in rows.chunks_exact_mut(row.len()) {
         out.copy_from_slice(row);
+    }
+}
+
+/// Checks the gradients of a layer, at random parameters and inputs of three samples, against the
+/// slopes of a random weighing of its outputs: of each tensor and of the input along its gradient,
+/// where it rises by the gradient's norm.
+#[cfg(test)]
+#[track_caller]
+pub(crate) fn check_gradients(layer: &mut dyn Layer) {
+    const SAMPLES: usize = 3;
+    let mut rng = Stream::new(7, &[]);
+    let mut random = |len: usize| (0..len).map(|_| rng.between(-0.3, 0.3)).collect::<Vec<f32>>();
+    let lens: Vec<usize> = layer.tensors().iter().map(TensorSpec::len).collect();
+    let inputs = SAMPLES * layer.inputs();
+    // Parameters and inputs in one vector, so that they are moved alike.
+    let point = random(lens.iter().sum::<usize>() + inputs);
+    let mut y = vec![f32::NAN; SAMPLES * layer.outputs()];
+    let weighing = random(y.len());
+
+    let params = point.len() - inputs;
+    let mut slopes = vec![0.0; point.len()];
+    layer.forward(&point[..params], &point[params..], &mut y);
+    let step = Step { x: &point[params..], y: &y, dy: &mut weighing.clone() };
+    let (grad, dx) = slopes.split_at_mut(params);
+    layer.backward(&point[..params], step, grad, Some(dx));
+
+    let mut start = 0;
+    for len in lens.into_iter().chain([inputs]) {
+        let span = start..start + len;
+        let norm = slopes[span.clone()].iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
+        let step = 1e-4;
+        let mut rise = |sign: f64| -> f64 {
+            let mut moved = point.clone();
+            for at in span.clone() {
+                moved[at] += (sign * step / norm * f64::from(slopes[at])) as f32;
+            }
+            layer.forward(&moved[..params], &moved[params..], &mut y);
+            y.iter().zip(&weighing).map(|(&y, &w)| f64::from(y) * f64::from(w)).sum()
+        };
+        let found = (rise(1.0) - rise(-1.0)) / (2.0 * step);
+        assert!((found - norm).abs() < 0.02 * norm, "from {start}: {found} for {norm}");
+        start += len;
     }
 }

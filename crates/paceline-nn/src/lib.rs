@@ -6,10 +6,15 @@
 //! fast as the same network on burn's autodiff, the MLP twice. burn is the reference in a test
 //! instead (feature `burn`).
 
+mod adjoint;
+mod average;
+mod bordered;
+mod cifar;
 mod conv;
 mod dataset;
 pub mod embedded;
 mod error;
+mod file;
 mod idx;
 mod kernel;
 mod layer;
@@ -18,15 +23,17 @@ mod loss;
 mod model;
 mod network;
 mod pool;
+mod residual;
 mod rng;
 mod source;
 mod spec;
+mod standard;
 mod synthetic;
 mod threads;
 mod zoo;
 
 pub use dataset::{DataShape, Dataset};
-pub use error::{DataError, IdxFault};
+pub use error::{CifarFault, DataError, IdxFault};
 pub use model::{Evaluation, LossSum, Model, ModelError, build, total_elements};
 pub use paceline_params::TensorSpec;
 pub use source::{Data, DataSource, Half};

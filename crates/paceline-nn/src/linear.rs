@@ -1,7 +1,7 @@
 //! Fully connected layers.
 
 use crate::TensorSpec;
-use crate::layer::{Layer, Step, add_rows, fill_rows, uniform};
+use crate::layer::{Layer, Step, add_rows, fill_rows, rectify, stop_rectified, uniform};
 use crate::rng::Stream;
 use paceline_matmul::{Matrix, Output, multiply};
 
@@ -38,7 +38,8 @@ impl Layer for Linear {
     }
 
     fn init(&self, rng: &mut Stream) -> Vec<f32> {
-        uniform(rng, self.inputs, self.weights(), self.outputs)
+        let bound = 1.0 / (self.inputs as f32).sqrt();
+        uniform(rng, bound, self.weights(), self.outputs)
     }
 
     fn inputs(&self) -> usize {
@@ -55,9 +56,7 @@ impl Layer for Linear {
         fill_rows(y, bias);
         multiply(x, Matrix::new(weight, self.inputs, self.outputs), Output::Add, y);
         if self.rectified {
-            for value in y {
-                *value = value.max(0.0);
-            }
+            rectify(y);
         }
     }
 
@@ -70,9 +69,7 @@ impl Layer for Linear {
     ) {
         let Step { x, y, dy } = step;
         if self.rectified {
-            for (dy, &y) in dy.iter_mut().zip(y) {
-                *dy = if y > 0.0 { *dy } else { 0.0 };
-            }
+            stop_rectified(y, dy);
         }
         let (dweight, dbias) = grad.split_at_mut(self.weights());
         add_rows(dy, dbias);

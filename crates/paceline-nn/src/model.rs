@@ -78,7 +78,7 @@ pub struct Evaluation {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModelError {
     /// No model has this name.
-    #[error("unknown model {text:?}, expected softmax, mlp, cnn or synthetic:N")]
+    #[error("unknown model {text:?}, expected softmax, mlp, cnn, resnet or synthetic:N")]
     Unknown {
         /// What was asked for.
         text: String,
@@ -92,7 +92,7 @@ pub enum ModelError {
         max: usize,
     },
     /// The model cannot take such images.
-    #[error("{model} needs greyscale images of at least {side}×{side}, the data is {shape}")]
+    #[error("{model} needs images of at least {side}×{side}, the data is {shape}")]
     Images {
         /// The model.
         model: ModelSpec,
@@ -113,6 +113,7 @@ pub fn build(spec: ModelSpec, shape: DataShape) -> Result<Box<dyn Model>, ModelE
         ModelSpec::Softmax => Box::new(zoo::softmax(shape)),
         ModelSpec::Mlp => Box::new(zoo::mlp(shape)),
         ModelSpec::Cnn => Box::new(zoo::cnn(shape)?),
+        ModelSpec::Resnet => Box::new(zoo::resnet(shape)?),
         ModelSpec::Synthetic { params } => Box::new(Synthetic::new(params)),
     })
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::{DataError, Dataset, embedded, idx};
+use crate::{DataError, Dataset, cifar, embedded, idx};
 
 /// The training or the test half of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,7 +33,8 @@ pub enum DataSource {
     /// The procedural set made from a seed (see [`embedded`](crate::embedded)).
     #[default]
     Embedded,
-    /// A directory with the four IDX files of MNIST or Fashion-MNIST, plain or gzipped.
+    /// A directory with the four IDX files of MNIST or Fashion-MNIST, or the six binary files of
+    /// CIFAR-10, plain or gzipped; which, its file names say. IDX files go first.
     Dir(PathBuf),
 }
 
@@ -46,7 +47,9 @@ impl DataSource {
     pub fn load(&self, half: Half, seed: u64) -> Result<Dataset, DataError> {
         match self {
             Self::Embedded => Ok(embedded::generate(half, seed)),
-            Self::Dir(dir) => idx::load(dir, half),
+            Self::Dir(dir) if idx::recognises(dir) => idx::load(dir, half),
+            Self::Dir(dir) if cifar::recognises(dir) => cifar::load(dir, half),
+            Self::Dir(dir) => Err(DataError::Unrecognised { dir: dir.clone() }),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::ModelError;
 
-/// A model by name: `softmax`, `mlp`, `cnn` or `synthetic:N`.
+/// A model by name: `softmax`, `mlp`, `cnn`, `resnet` or `synthetic:N`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ModelSpec {
     /// Softmax regression: one linear layer.
@@ -15,6 +15,8 @@ pub enum ModelSpec {
     /// Two convolutions and two linear layers.
     #[default]
     Cnn,
+    /// A convolution, three residual blocks and a linear layer.
+    Resnet,
     /// As many parameters as stated and a gradient that costs nothing.
     Synthetic {
         /// Number of parameters; at least one.
@@ -34,6 +36,7 @@ impl FromStr for ModelSpec {
             "softmax" => Ok(Self::Softmax),
             "mlp" => Ok(Self::Mlp),
             "cnn" => Ok(Self::Cnn),
+            "resnet" => Ok(Self::Resnet),
             _ => {
                 let count = text.strip_prefix("synthetic:").ok_or_else(unknown)?;
                 match count.replace('_', "").parse() {
@@ -53,6 +56,7 @@ impl fmt::Display for ModelSpec {
             Self::Softmax => f.write_str("softmax"),
             Self::Mlp => f.write_str("mlp"),
             Self::Cnn => f.write_str("cnn"),
+            Self::Resnet => f.write_str("resnet"),
             Self::Synthetic { params } => write!(f, "synthetic:{params}"),
         }
     }
@@ -64,7 +68,7 @@ mod tests {
 
     #[test]
     fn specs_read_back_as_written() {
-        for text in ["softmax", "mlp", "cnn", "synthetic:25000000"] {
+        for text in ["softmax", "mlp", "cnn", "resnet", "synthetic:25000000"] {
             assert_eq!(text.parse::<ModelSpec>().unwrap().to_string(), text);
         }
         assert_eq!("synthetic:1_000".parse(), Ok(ModelSpec::Synthetic { params: 1000 }));
@@ -74,8 +78,8 @@ mod tests {
     fn errors_name_the_text_and_what_would_do() {
         let message = |text: &str| text.parse::<ModelSpec>().unwrap_err().to_string();
         assert_eq!(
-            message("resnet"),
-            "unknown model \"resnet\", expected softmax, mlp, cnn or synthetic:N"
+            message("transformer"),
+            "unknown model \"transformer\", expected softmax, mlp, cnn, resnet or synthetic:N"
         );
         for text in ["synthetic:", "synthetic:0", "synthetic:-1", "synthetic:99999999999999"] {
             assert!(message(text).contains("expected 1 to 4294967296"), "{}", message(text));

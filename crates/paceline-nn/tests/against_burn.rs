@@ -38,12 +38,17 @@ impl Params<'_> {
         x.matmul(self.next::<2>()) + self.next::<1>().unsqueeze()
     }
 
-    /// A convolution that keeps height and width, then rectified pooling; burn has channels first.
-    fn conv(&mut self, x: Tensor<4>) -> Tensor<4> {
+    /// A convolution whose places have their middle on pixels; burn has channels first.
+    fn conv(&mut self, x: Tensor<4>, stride: usize) -> Tensor<4> {
         let weight = self.next::<4>();
         let half = weight.dims()[0] / 2;
-        let options = ConvOptions::new([1, 1], [half, half], [1, 1], 1);
-        let y = conv2d(x, weight.permute([3, 2, 0, 1]), Some(self.next::<1>()), options);
+        let options = ConvOptions::new([stride, stride], [half, half], [1, 1], 1);
+        conv2d(x, weight.permute([3, 2, 0, 1]), Some(self.next::<1>()), options)
+    }
+
+    /// A convolution that keeps height and width, then rectified pooling.
+    fn pooled(&mut self, x: Tensor<4>) -> Tensor<4> {
+        let y = self.conv(x, 1);
         let pool = MaxPoolOptions {
             kernel_size: [2, 2],
             stride: [2, 2],
@@ -54,6 +59,14 @@ impl Params<'_> {
         max_pool2d(relu(y), pool)
     }
 
+    /// A residual block, with a convolution for its shortcut if it has a stride.
+    fn block(&mut self, x: Tensor<4>, stride: usize) -> Tensor<4> {
+        let input = standard(x.clone());
+        let hidden = standard(self.conv(input.clone(), stride));
+        let branch = self.conv(hidden, 1);
+        branch + if stride == 1 { x } else { self.conv(input, stride) }
+    }
+
     fn scores(&mut self, spec: ModelSpec, x: Tensor<2>) -> Tensor<2> {
         match spec {
             ModelSpec::Softmax => self.linear(x),
@@ -62,15 +75,30 @@ impl Params<'_> {
                 let x = relu(self.linear(x));
                 self.linear(x)
             }
+            ModelSpec::Resnet => {
+                let samples = x.dims()[0];
+                let x = self.conv(x.reshape([samples, 1, 28, 28]), 1);
+                let x = self.block(x, 1);
+                let x = self.block(x, 2);
+                let x = standard(self.block(x, 2));
+                self.linear(x.mean_dim(2).mean_dim(3).reshape([samples, 64]))
+            }
             _ => {
                 let samples = x.dims()[0];
-                let x = self.conv(x.reshape([samples, 1, 28, 28]));
-                let x = self.conv(x).permute([0, 2, 3, 1]).reshape([samples, 784]);
+                let x = self.pooled(x.reshape([samples, 1, 28, 28]));
+                let x = self.pooled(x).permute([0, 2, 3, 1]).reshape([samples, 784]);
                 let x = relu(self.linear(x));
                 self.linear(x)
             }
         }
     }
+}
+
+/// Each sample shifted and scaled to mean 0 and deviation 1, then rectified.
+fn standard(x: Tensor<4>) -> Tensor<4> {
+    let centred = x.clone() - x.mean_dims(&[1, 2, 3]);
+    let variance = centred.clone().powi_scalar(2).mean_dims(&[1, 2, 3]);
+    relu(centred / (variance + 1e-5).sqrt())
 }
 
 /// Loss and flat gradient by burn.
@@ -97,7 +125,7 @@ fn reference(
 #[test]
 fn every_model_agrees_with_burn() {
     let data = embedded::generate(Half::Test, 9).head(10);
-    for spec in [ModelSpec::Softmax, ModelSpec::Mlp, ModelSpec::Cnn] {
+    for spec in [ModelSpec::Softmax, ModelSpec::Mlp, ModelSpec::Cnn, ModelSpec::Resnet] {
         let mut model = build(spec, data.shape()).unwrap();
         let params = model.init(4);
         model.load(&params);

@@ -3,10 +3,17 @@
 use paceline_nn::{DataShape, Dataset, Half, LossSum, Model, ModelSpec, build, embedded};
 use paceline_nn::{TensorSpec, total_elements};
 
-const MODELS: [ModelSpec; 3] = [ModelSpec::Softmax, ModelSpec::Mlp, ModelSpec::Cnn];
+const MODELS: [ModelSpec; 4] =
+    [ModelSpec::Softmax, ModelSpec::Mlp, ModelSpec::Cnn, ModelSpec::Resnet];
 
 fn data() -> Dataset {
     embedded::generate(Half::Test, 5).head(80)
+}
+
+/// A few images in colour.
+fn coloured() -> Dataset {
+    let pixels = (0..5 * 3072u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    Dataset::new("coloured", DataShape::CIFAR, pixels, vec![0, 2, 4, 6, 8]).unwrap()
 }
 
 /// A model with its initial parameters loaded.
@@ -41,31 +48,38 @@ fn spans(tensors: &[TensorSpec]) -> Vec<(String, std::ops::Range<usize>)> {
 /// Along its own direction the loss must rise by the gradient's norm. Were a part e of the computed
 /// gradient wrong, the slope would miss the norm by what e takes away, except in the one case that
 /// the error is orthogonal to the result; so each tensor is checked by itself.
+#[track_caller]
+fn check_slopes(spec: ModelSpec, data: &Dataset) {
+    let samples = [0, 1, 2, 3, 4];
+    let (mut model, params) = model(spec, data);
+    let (_, grad) = gradient(&mut *model, data, &samples);
+    for (name, span) in spans(model.tensors()) {
+        let slope = norm(&grad[span.clone()]);
+        // Short, since every maximum that changes hands and every value that is rectified on the way
+        // bends the loss.
+        let step = 0.0003 / slope.max(1.0);
+        let mut loss = |sign: f64| {
+            let mut moved = params.clone();
+            for at in span.clone() {
+                moved[at] += (sign * step / slope * f64::from(grad[at])) as f32;
+            }
+            model.load(&moved);
+            gradient(&mut *model, data, &samples).0.loss
+        };
+        let found = (loss(1.0) - loss(-1.0)) / (2.0 * step);
+        // So short a step sees the rounding of the loss, too.
+        assert!(
+            (found - slope).abs() < 0.01 * slope + 0.003,
+            "{spec} {name}: the loss rises by {found}, the gradient says {slope}"
+        );
+    }
+}
+
 #[test]
 fn gradients_agree_with_finite_differences() {
-    let data = data();
-    let samples = [0, 1, 2, 3, 4];
     for spec in MODELS {
-        let (mut model, params) = model(spec, &data);
-        let (_, grad) = gradient(&mut *model, &data, &samples);
-        for (name, span) in spans(model.tensors()) {
-            let slope = norm(&grad[span.clone()]);
-            // Short, since every maximum that changes hands on the way bends the loss.
-            let step = 0.003 / slope.max(1.0);
-            let mut loss = |sign: f64| {
-                let mut moved = params.clone();
-                for at in span.clone() {
-                    moved[at] += (sign * step / slope * f64::from(grad[at])) as f32;
-                }
-                model.load(&moved);
-                gradient(&mut *model, &data, &samples).0.loss
-            };
-            let found = (loss(1.0) - loss(-1.0)) / (2.0 * step);
-            assert!(
-                (found - slope).abs() < 0.01 * slope,
-                "{spec} {name}: the loss rises by {found}, the gradient says {slope}"
-            );
-        }
+        check_slopes(spec, &data());
+        check_slopes(spec, &coloured());
     }
 }
 
@@ -160,7 +174,32 @@ fn layouts_are_stable() {
             53_626
         )
     );
+    assert_eq!(
+        layout(ModelSpec::Resnet),
+        (
+            "conv.weight[3, 3, 1, 16] conv.bias[16] \
+             block1.conv1.weight[3, 3, 16, 16] block1.conv1.bias[16] \
+             block1.conv2.weight[3, 3, 16, 16] block1.conv2.bias[16] \
+             block2.conv1.weight[3, 3, 16, 32] block2.conv1.bias[32] \
+             block2.conv2.weight[3, 3, 32, 32] block2.conv2.bias[32] \
+             block2.shortcut.weight[1, 1, 16, 32] block2.shortcut.bias[32] \
+             block3.conv1.weight[3, 3, 32, 64] block3.conv1.bias[64] \
+             block3.conv2.weight[3, 3, 64, 64] block3.conv2.bias[64] \
+             block3.shortcut.weight[1, 1, 32, 64] block3.shortcut.bias[64] \
+             fc.weight[64, 10] fc.bias[10]"
+                .into(),
+            77_418
+        )
+    );
     assert_eq!(layout(ModelSpec::Synthetic { params: 5 }), ("synthetic.weight[5]".into(), 5));
+}
+
+#[test]
+fn images_in_colour_cost_the_first_layer_alone_more_parameters() {
+    let params = |spec, shape| total_elements(build(spec, shape).unwrap().tensors());
+    assert_eq!(params(ModelSpec::Softmax, DataShape::CIFAR), 30_730);
+    assert_eq!(params(ModelSpec::Cnn, DataShape::CIFAR), 69_786);
+    assert_eq!(params(ModelSpec::Resnet, DataShape::CIFAR), 77_706);
 }
 
 #[test]
@@ -175,18 +214,21 @@ fn initial_parameters_depend_on_the_seed_alone() {
 }
 
 #[test]
-fn the_cnn_takes_other_sizes_and_refuses_what_it_cannot_take() {
+fn convolutions_take_other_sizes_and_refuse_what_is_too_small() {
     let shape = |channels, height, width| DataShape { channels, height, width, classes: 10 };
     let pixels: Vec<u8> = (0..17 * 30 * 3u32).map(|i| (i * i % 251) as u8).collect();
-    let odd = Dataset::new("odd", shape(1, 17, 30), pixels, vec![1, 2, 3]).unwrap();
-    let (mut model, _) = model(ModelSpec::Cnn, &odd);
-    let (sum, grad) = gradient(&mut *model, &odd, &[0, 1, 2]);
-    assert!(sum.loss.is_finite() && norm(&grad) > 0.0);
-    for refused in [shape(3, 28, 28), shape(1, 13, 28), shape(1, 28, 2)] {
-        let error = build(ModelSpec::Cnn, refused).err().unwrap().to_string();
-        assert_eq!(
-            error,
-            format!("cnn needs greyscale images of at least 14×14, the data is {refused}")
-        );
+    let grey = Dataset::new("odd", shape(1, 17, 30), pixels.clone(), vec![1, 2, 3]).unwrap();
+    let odd = Dataset::new("odd", shape(3, 17, 30), pixels, vec![1]).unwrap();
+    for (spec, side) in [(ModelSpec::Cnn, 14), (ModelSpec::Resnet, 8)] {
+        for data in [&grey, &odd] {
+            let (mut model, _) = model(spec, data);
+            let (sum, grad) = gradient(&mut *model, data, &[0]);
+            assert!(sum.loss.is_finite() && norm(&grad) > 0.0);
+        }
+        for refused in [shape(3, side - 1, 28), shape(1, 28, 2)] {
+            let error = build(spec, refused).err().unwrap().to_string();
+            let needs = format!("{spec} needs images of at least {side}×{side}");
+            assert_eq!(error, format!("{needs}, the data is {refused}"));
+        }
     }
 }

@@ -372,7 +372,7 @@ mod tests {
     fn what_a_file_says_wrongly_is_named_with_its_line() {
         refused("workers = 2\nwrokers = 3\n", &["line 2", "wrokers"]);
         refused("\n\npolicy = \"fastest\"", &["line 3", "unknown policy `fastest`"]);
-        refused("model = \"resnet\"", &["line 1", "resnet"]);
+        refused("model = \"transformer\"", &["line 1", "transformer"]);
         refused("lr = \"fast\"", &["line 1"]);
         refused("time-limit = \"soon\"", &["line 1", "soon"]);
         refused("workers = ", &["line 1"]);

@@ -34,11 +34,12 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_SHARDS", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) shards: Option<u32>,
-    /// Model: softmax, mlp, cnn, or synthetic:N to measure the data plane [default: cnn]
+    /// Model: softmax, mlp, cnn, resnet, or synthetic:N to measure the data plane [default: cnn]
     #[arg(long, env = "PACELINE_MODEL")]
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "some_text")]
     pub(crate) model: Option<ModelSpec>,
-    /// `embedded`, or a folder with MNIST's files (IDX, plain or gzip) [default: embedded]
+    /// `embedded`, or a folder with the files of MNIST (IDX) or CIFAR-10 (binary), plain or gzip
+    /// [default: embedded]
     #[arg(long, env = "PACELINE_DATA", value_name = "DIR")]
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "some_text")]
     pub(crate) data: Option<DataSource>,

@@ -15,6 +15,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   paceline train                                     the CNN on the embedded images, 4 workers
   paceline train --data mnist/ --epochs 3            on MNIST's files in a folder
+  paceline train --data cifar/ --model resnet        a residual network on CIFAR-10's files
   paceline train --policy full --stragglers slow:3:5 wait for a worker slowed 5 times
   paceline train --policy static:3 --stragglers slow:3:5   do not
   paceline train --stragglers preempt:2@50:3s,delay:0:20ms,crowd:0-1   a rough neighbourhood

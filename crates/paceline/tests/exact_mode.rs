@@ -53,7 +53,7 @@ fn reference(spec: ModelSpec) -> Vec<String> {
 #[test]
 fn exact_mode_is_bit_identical_from_run_to_run_and_to_a_single_process() {
     let place = Place::new();
-    for model in ["softmax", "cnn"] {
+    for model in ["softmax", "cnn", "resnet"] {
         let run = |name: &str, shards: u32| -> Vec<String> {
             let name = format!("{model}-{name}");
             place

@@ -60,7 +60,9 @@ fn wrong_input_is_refused_with_what_and_where_and_leaves_nothing_behind() {
     place.run("train --workers 2000").failed(2, &["2000 worker processes"]);
     place.run("train --staging-mb 0").failed(2, &["staging-mb must be from 1"]);
     place.run("train --deterministic").failed(2, &["--policy full"]);
-    place.run("train --data nowhere").failed(1, &["nowhere"]);
+    place
+        .run("train --data nowhere")
+        .failed(1, &["nowhere", "train-images-idx3-ubyte", "data_batch_1.bin"]);
     place.run("train --resume nobody").failed(1, &["there is no run nobody"]);
     place.run("train --name ../out").failed(1, &["no name for a run"]);
     assert!(!place.path("runs").exists() || place.path("runs").read_dir().unwrap().count() == 0);
@@ -73,6 +75,21 @@ fn data_files_that_are_damaged_are_named_with_the_offset() {
     place.write("mnist/train-images-idx3-ubyte", "\0\0\u{8}\u{3}\0\0\0\u{1}");
     place.write("mnist/train-labels-idx1-ubyte", "\0\0\u{8}\u{1}\0\0\0\u{1}\0");
     place.run("train --data mnist").failed(1, &["train-images-idx3-ubyte", ": byte 8:"]);
+}
+
+#[test]
+fn the_residual_network_trains_on_the_files_of_cifar_10() {
+    let place = Place::new();
+    place.write_cifar("cifar", 16);
+    let args = "train --model resnet --data cifar --workers 2 --batch 8 --epochs 1 --policy full \
+                --json";
+    let summary = place.run(args).ok().json();
+    assert_eq!(summary["ledger"]["epochs"], 1);
+    assert_eq!(summary["ledger"]["balanced"], true);
+    assert!(summary["test_accuracy"].as_f64().is_some(), "{summary}");
+    place.write("cifar/data_batch_4.bin", "cut short");
+    let args = "train --model resnet --data cifar";
+    place.run(args).failed(1, &["data_batch_4.bin", ": byte 0:", "3073 bytes"]);
 }
 
 #[test]

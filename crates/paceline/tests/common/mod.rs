@@ -45,6 +45,17 @@ impl Place {
         }
     }
 
+    /// A folder with CIFAR-10's files, of so many records each.
+    pub fn write_cifar(&self, folder: &str, records: u8) {
+        fs::create_dir(self.path(folder)).unwrap();
+        let record = |i: u8| [vec![i % 10], vec![i.wrapping_mul(31); 1024], vec![i; 2048]].concat();
+        let records: Vec<u8> = (0..records).flat_map(record).collect();
+        let train = (1..=5).map(|batch| format!("data_batch_{batch}.bin"));
+        for name in train.chain(["test_batch.bin".to_owned()]) {
+            fs::write(self.path(folder).join(name), &records).unwrap();
+        }
+    }
+
     pub fn command(&self, args: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
         command.args(args.split_whitespace()).current_dir(self.dir.path()).stdin(Stdio::null());
