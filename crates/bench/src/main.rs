@@ -9,6 +9,7 @@ mod report;
 mod rounds;
 mod stats;
 mod study;
+mod time_to_accuracy;
 
 use anyhow::{Result, bail};
 use clap::Parser;
@@ -20,7 +21,9 @@ use crate::report::Report;
 #[command(after_help = "Benches:\n  rounds    one round from end to end: training, stragglers, \
                         deaths, the data plane, many workers\n  policies  when to cut: every \
                         trace and preset, salvage, the cost of deciding\n  bdsgd     the deep generative \
-                        model: clusters, calibration, shift, cost, live, real traces")]
+                        model: clusters, calibration, shift, cost, live, real traces\n  \
+                        time-to-accuracy  who reaches an accuracy first: scenarios, policies, \
+                        live")]
 struct Args {
     /// Which bench
     name: String,
@@ -42,7 +45,10 @@ fn main() -> Result<()> {
         "rounds" => rounds::run(&mut report)?,
         "policies" => policies::run(&mut report)?,
         "bdsgd" => bdsgd::run(&mut report)?,
-        other => bail!("there is no bench `{other}`; there are: rounds, policies, bdsgd"),
+        "time-to-accuracy" => time_to_accuracy::run(&mut report)?,
+        other => bail!(
+            "there is no bench `{other}`; there are: rounds, policies, bdsgd, time-to-accuracy"
+        ),
     }
     report.finish(args.json)
 }

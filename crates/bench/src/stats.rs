@@ -21,7 +21,7 @@ pub(crate) struct Interval {
     pairs: usize,
     pub(crate) mean: f64,
     low: f64,
-    high: f64,
+    pub(crate) high: f64,
     worst: f64,
     best: f64,
 }

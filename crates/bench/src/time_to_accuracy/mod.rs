@@ -1,0 +1,109 @@
+//! Bench `time-to-accuracy`: who reaches an accuracy first, by real training on a virtual clock and live.
+
+mod live;
+mod study;
+
+use anyhow::Result;
+
+use crate::{paceline::Paceline, report::Report};
+use study::{Row, compare, table};
+
+/// A study by `paceline compare`: its name, and its flags.
+struct Study {
+    name: &'static str,
+    flags: &'static str,
+    policies: &'static str,
+    scenarios: &'static [&'static str],
+}
+
+/// The same for all: five seeds, two learning rates tried for every policy and scenario.
+const COMMON: &str =
+    "--lr 0.03 --tune 2 --seeds 5 --evaluations 4 --epochs 6 --target-accuracy 0.75";
+const AZURE: &str = "trace:../shared/traces/azure_short_B8ms_eastus_cpu_cache.csv.gz";
+
+const STUDIES: [Study; 3] = [
+    Study {
+        name: "embedded-64",
+        flags: "--workers 64 --batch 8",
+        policies: "full,best-static,auto,auto/progress",
+        scenarios: &["none", "slow:0:3", "stalls:1.5", "stalls:3", "node:0-15:2.5", AZURE],
+    },
+    Study {
+        name: "embedded-64-others",
+        flags: "--workers 64 --batch 8",
+        policies: "full,static:0.9,bdsgd,async,stale:64",
+        scenarios: &["stalls:3"],
+    },
+    Study {
+        name: "embedded-8",
+        flags: "--workers 8 --batch 32",
+        policies: "full,best-static,auto,auto/progress",
+        scenarios: &["slow:0:3", "stalls:3", "node:0-3:2.5"],
+    },
+];
+
+pub(crate) fn run(report: &mut Report) -> Result<()> {
+    let paceline = Paceline::build()?;
+    for study in &STUDIES {
+        if !report.wants(study.name) {
+            continue;
+        }
+        if report.quick() {
+            report.skip(&format!("{}_auto_of_bound", study.name), ">= 0.9", "takes many minutes");
+            continue;
+        }
+        let rows = compare(&paceline, study)?;
+        report.section(table(study.name, &rows));
+        goals(report, study.name, &rows);
+    }
+    if report.wants("final-accuracy") && !report.quick() {
+        final_accuracy(&paceline, report)?;
+    }
+    if report.wants("live") {
+        live::run(&paceline, report)?;
+    }
+    Ok(())
+}
+
+fn goals(report: &mut Report, study: &str, rows: &[Row]) {
+    let find = |scenario: &str, policy: &str| {
+        rows.iter().find(|row| row.scenario == scenario && row.policy == policy)
+    };
+    for row in rows.iter().filter(|row| row.policy == "auto") {
+        let name = |what: &str| format!("{study}_{}_{what}", row.short());
+        let of_bound = row.of_bound.unwrap_or(0.0);
+        let note =
+            "auto with salvage: its speed-up in time to target over a clairvoyant's in samples";
+        report.at_least(&name("auto_of_bound"), of_bound, 0.9, note);
+        let seconds = |row: Option<&Row>| row.and_then(Row::seconds).unwrap_or(f64::NAN);
+        let best = seconds(find(&row.scenario, "best-static")) / seconds(Some(row));
+        let note = "time to target of the best static, found by a sweep, over auto's";
+        report.at_least(&name("best_static_over_auto"), best, 1.0, note);
+        let progress = seconds(find(&row.scenario, "auto/progress")) / seconds(Some(row));
+        let note = "time to target with the progress objective over auto's";
+        report.tell(&name("progress_over_auto"), progress, note);
+        if row.scenario == "stalls:3" && study == "embedded-64" {
+            let speed_up = row.speed_up.map_or(0.0, |speed_up| speed_up.mean);
+            let note = "times sooner than full sync, 64 workers, p99/p50 = 3";
+            report.at_least(&name("auto_over_full"), speed_up, 1.5, note);
+        }
+    }
+    let balanced = rows.iter().all(|row| row.ledger_balanced);
+    report.must(&format!("{study}_balanced"), balanced, "the ledger of every run");
+}
+
+/// All epochs, for both: what is lost in accuracy, if anything.
+fn final_accuracy(paceline: &Paceline, report: &mut Report) -> Result<()> {
+    let study = Study {
+        name: "final-accuracy",
+        flags: "--workers 64 --batch 8 --to-the-end",
+        policies: "full,auto",
+        scenarios: &["stalls:3"],
+    };
+    let rows = compare(paceline, &study)?;
+    let over = rows.iter().find(|row| row.policy == "auto").and_then(|row| row.accuracy_over_full);
+    let note = "points of final accuracy over full sync's, paired over seeds, 6 epochs, 64 workers";
+    report.at_least("auto_accuracy_over_full", over.unwrap_or(f64::NAN), -0.2, note);
+    report.section(table(study.name, &rows));
+    Ok(())
+}

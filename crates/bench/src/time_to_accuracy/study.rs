@@ -1,0 +1,124 @@
+//! Runs `paceline compare` and reads what it says.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+use super::{COMMON, Study};
+use crate::paceline::{Paceline, workspace};
+
+/// One line of `compare --json`.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Row {
+    pub(super) scenario: String,
+    pub(super) policy: String,
+    chosen: String,
+    lr: f32,
+    seeds: usize,
+    reached: usize,
+    seconds_to_target: Option<Spread>,
+    pub(super) speed_up: Option<Spread>,
+    bound: f64,
+    pub(super) of_bound: Option<f64>,
+    final_accuracy: Spread,
+    pub(super) accuracy_over_full: Option<f64>,
+    accepted: f64,
+    idle: Option<f64>,
+    salvaged: u64,
+    used: u64,
+    dropped: u64,
+    pub(super) ledger_balanced: bool,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(super) struct Spread {
+    pub(super) mean: f64,
+    least: f64,
+    most: f64,
+}
+
+impl Row {
+    /// Mean time to the target, where every seed reached it.
+    pub(super) fn seconds(&self) -> Option<f64> {
+        let all = self.reached == self.seeds;
+        self.seconds_to_target.filter(|_| all).map(|seconds| seconds.mean)
+    }
+
+    /// The scenario, for the name of a figure.
+    pub(super) fn short(&self) -> String {
+        match self.scenario.strip_prefix("trace:") {
+            Some(_) => "trace".to_owned(),
+            None => self.scenario.replace(':', "-"),
+        }
+    }
+}
+
+/// Results stay in the target folder, so that a bench that was interrupted goes on.
+pub(super) fn compare(paceline: &Paceline, study: &Study) -> Result<Vec<Row>> {
+    let folder = study.name.trim_end_matches("-others");
+    let out = workspace().join("target/time-to-accuracy").join(folder);
+    let mut args = vec!["compare", "--json", "--policies", study.policies];
+    args.extend(COMMON.split_whitespace().chain(study.flags.split_whitespace()));
+    for scenario in study.scenarios {
+        if let Some(path) = scenario.strip_prefix("trace:")
+            && !workspace().join(path).is_file()
+        {
+            eprintln!("{scenario} is not there: skipped");
+            continue;
+        }
+        args.extend(["--scenario", scenario]);
+    }
+    let out = out.display().to_string();
+    args.extend(["--out", &out]);
+    let output = paceline
+        .command(&args)
+        .current_dir(workspace())
+        .stderr(std::process::Stdio::inherit())
+        .output()?;
+    ensure!(output.status.success(), "`compare` failed");
+    let lines = String::from_utf8(output.stdout)?;
+    let rows = lines.lines().map(serde_json::from_str).collect::<Result<_, _>>();
+    rows.context("failed to read what compare printed")
+}
+
+pub(super) fn table(name: &str, rows: &[Row]) -> String {
+    let mut text = format!(
+        "## {name}\n\nSeconds to the target, mean (best–worst) over seeds; a worker that nothing \
+         disturbs takes a second for its round. *Bound*: samples a second of a clairvoyant over full \
+         sync's.\n\n| scenario | policy | seconds | sooner than full | of bound | final accuracy | \
+         cutoff | idle | salvaged | dropped | learning rate |\n|---|---|---|---|---|---|---|---|---|---|\
+         ---|\n"
+    );
+    for row in rows {
+        let seconds = row
+            .seconds_to_target
+            .map_or("–".to_owned(), |s| format!("{:.1} ({:.1}–{:.1})", s.mean, s.least, s.most));
+        let missed = match row.reached == row.seeds {
+            true => String::new(),
+            false => format!(", {} of {} seeds", row.reached, row.seeds),
+        };
+        let chosen = match row.chosen == row.policy {
+            true => String::new(),
+            false => format!(" ({})", row.chosen),
+        };
+        let or_dash = |value: Option<f64>| value.map_or("–".to_owned(), |v| format!("{v:.2}"));
+        let _ = writeln!(
+            text,
+            "| {} (bound {:.2}) | {}{chosen} | {seconds}{missed} | {} | {} | {:.2} % | {:.1} | {} | \
+             {:.1} % | {} | {} |",
+            row.short(),
+            row.bound,
+            row.policy,
+            or_dash(row.speed_up.map(|speed_up| speed_up.mean)),
+            or_dash(row.of_bound),
+            100.0 * row.final_accuracy.mean,
+            row.accepted,
+            or_dash(row.idle),
+            100.0 * row.salvaged as f64 / row.used.max(1) as f64,
+            row.dropped,
+            row.lr
+        );
+    }
+    text
+}
