@@ -11,6 +11,11 @@ use crate::{
     Work, WorkerId, assembly::Assembly,
 };
 
+/// Whoever is nearly as fast as the median is given as much.
+const EVEN: f64 = 0.87;
+/// The least share of a portion: whoever is slower still is left to the cut.
+const LEAST_SHARE: f64 = 1.0 / 16.0;
+
 /// Decides who computes what, what counts, and when a round ends.
 pub struct Coordinator {
     machine: RoundMachine,
@@ -19,6 +24,7 @@ pub struct Coordinator {
     /// Samples a worker is given per round.
     batch: u32,
     straggler: Straggler,
+    rebalance: bool,
     /// The last round's update is applied on every shard.
     published: bool,
     noise: NoiseScale,
@@ -35,8 +41,10 @@ impl Coordinator {
         shards: u32,
         first: Round,
     ) -> Self {
+        let config = RoundConfig { batch, ..config };
         Coordinator {
             straggler: config.straggler,
+            rebalance: config.rebalance,
             machine: RoundMachine::new(config, policy, first),
             ledger,
             assembly: Assembly::new(shards),
@@ -173,15 +181,20 @@ impl Coordinator {
     /// Does what follows from all that was reported: opens a round, gives work, cuts, closes.
     pub fn advance(&mut self, now: Time) {
         if self.published && self.machine.can_open(now) {
-            let work: Vec<Work> =
-                self.machine.idle().into_iter().filter_map(|worker| self.take(worker)).collect();
+            let idle = self.machine.idle();
+            let shares = if self.rebalance { self.shares(&idle) } else { vec![1.0; idle.len()] };
+            let work: Vec<Work> = idle
+                .into_iter()
+                .zip(shares)
+                .filter_map(|(worker, share)| self.take(worker, share))
+                .collect();
             // What came since the last close may be all that is left of an epoch.
             if !work.is_empty() || self.machine.has_pending() {
                 self.machine.open(work, now);
             }
         }
         for worker in self.machine.wanted() {
-            if let Some(work) = self.take(worker) {
+            if let Some(work) = self.take(worker, 1.0) {
                 self.machine.enlist(work, now);
             }
         }
@@ -189,9 +202,25 @@ impl Coordinator {
         self.pump();
     }
 
-    fn take(&mut self, worker: WorkerId) -> Option<Work> {
+    /// What of a whole portion each of these workers is given: as much as it does in the time that the
+    /// median worker takes for all of it. Small differences are left to the cut.
+    fn shares(&self, workers: &[WorkerId]) -> Vec<f64> {
+        let policy = self.machine.policy();
+        let typical: Vec<Option<f64>> = workers.iter().map(|&w| policy.typical(w)).collect();
+        let mut known: Vec<f64> = typical.iter().flatten().copied().collect();
+        known.sort_by(f64::total_cmp);
+        let Some(&median) = known.get(known.len() / 2) else { return vec![1.0; workers.len()] };
+        let share = |typical: Option<f64>| match median / typical.unwrap_or(median) {
+            ratio if ratio > EVEN => 1.0,
+            ratio => ratio.max(LEAST_SHARE),
+        };
+        typical.into_iter().map(share).collect()
+    }
+
+    fn take(&mut self, worker: WorkerId, share: f64) -> Option<Work> {
         let base = self.machine.round().base();
-        self.ledger.take(worker, base, self.batch).expect("an idle worker holds nothing for it")
+        let want = (share * f64::from(self.batch)).round().max(1.0) as u32;
+        self.ledger.take(worker, base, want).expect("an idle worker holds nothing for it")
     }
 
     /// Enters what the machine decided into the books and passes it on.

@@ -150,6 +150,13 @@ pub enum EventKind {
         /// The run-time of everyone who was given work in this round.
         run_times: Vec<(WorkerId, RunTime)>,
     },
+    /// Nothing of a worker was used for so many rounds: it may as well be taken away.
+    Useless {
+        /// Who.
+        worker: WorkerId,
+        /// That many.
+        rounds: u32,
+    },
     /// The update is applied on every shard and the new version is published.
     Updated {
         /// The round whose update it is.

@@ -43,6 +43,11 @@ pub trait Policy: Send {
         false
     }
 
+    /// How long a worker takes for a whole portion, in seconds, as far as it is known.
+    fn typical(&self, _worker: WorkerId) -> Option<f64> {
+        None
+    }
+
     /// A round closed. This is what there is to learn from. The next round waits for the answer:
     /// what takes long belongs into [`Policy::study`].
     fn closed(&mut self, _record: &RoundRecord<'_>) {}
@@ -104,6 +109,8 @@ pub struct RoundView<'a> {
     /// Micro-batches of a worker that count one by one at the cut (salvage); 1 where a contribution
     /// is all or nothing.
     pub partial: u32,
+    /// Samples of a whole portion; 0 where all portions are alike.
+    pub(crate) batch: u32,
     pub(crate) working: &'a BTreeMap<WorkerId, Assignment>,
     pub(crate) oldest: Version,
     pub(crate) outstanding: usize,
@@ -113,6 +120,14 @@ impl<'a> RoundView<'a> {
     /// Whether the round has just opened: the question that comes with every opening.
     pub fn is_opening(&self) -> bool {
         self.now == self.opened && self.arrivals.is_empty()
+    }
+
+    /// The share of a whole portion that a worker was given, who was given so many samples.
+    pub fn load(&self, samples: f64) -> f64 {
+        match self.batch {
+            0 => 1.0,
+            batch => (samples / f64::from(batch)).max(f64::MIN_POSITIVE),
+        }
     }
 
     /// Workers that may still arrive in this round, in worker order. All are live.
@@ -150,12 +165,14 @@ pub struct KeptRecord {
     record: RoundRecord<'static>,
     run_times: Vec<(WorkerId, RunTime)>,
     salvaged: Vec<(WorkerId, f64)>,
+    loads: Vec<(WorkerId, f64)>,
 }
 
 impl KeptRecord {
     /// The record itself.
     pub fn record(&self) -> RoundRecord<'_> {
-        RoundRecord { run_times: &self.run_times, salvaged: &self.salvaged, ..self.record }
+        let KeptRecord { run_times, salvaged, loads, record } = self;
+        RoundRecord { run_times, salvaged, loads, ..*record }
     }
 }
 
@@ -163,9 +180,10 @@ impl RoundRecord<'_> {
     /// The same, to be kept.
     pub fn keep(&self) -> KeptRecord {
         KeptRecord {
-            record: RoundRecord { run_times: &[], salvaged: &[], ..*self },
+            record: RoundRecord { run_times: &[], salvaged: &[], loads: &[], ..*self },
             run_times: self.run_times.to_vec(),
             salvaged: self.salvaged.to_vec(),
+            loads: self.loads.to_vec(),
         }
     }
 }
@@ -187,4 +205,6 @@ pub struct RoundRecord<'a> {
     pub run_times: &'a [(WorkerId, RunTime)],
     /// Of those whose finished part was salvaged: the share of their work that it was.
     pub salvaged: &'a [(WorkerId, f64)],
+    /// Of those who were given less than a whole portion: the share of it.
+    pub loads: &'a [(WorkerId, f64)],
 }

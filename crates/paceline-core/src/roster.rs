@@ -38,6 +38,8 @@ pub(crate) struct Roster {
     quorum: usize,
     /// Micro-batches that count one by one at the cut; 1 where a contribution is all or nothing.
     partial: u32,
+    /// Samples of a whole portion; 0 where all are alike.
+    batch: u32,
     lag: u64,
 }
 
@@ -56,6 +58,7 @@ impl Roster {
             frozen: Vec::new(),
             quorum: config.quorum,
             partial,
+            batch: config.batch,
             lag,
         }
     }
@@ -75,6 +78,7 @@ impl Roster {
             arrivals: &self.arrivals,
             quorum: self.quorum,
             partial: self.partial,
+            batch: self.batch,
             working: &self.working,
             oldest: self.oldest_admissible(),
             outstanding: self.outstanding().count(),
@@ -138,6 +142,17 @@ impl Roster {
             closes.push(BlockClose { members: members(&self.arrivals, &rest), blocks: rest });
         }
         closes
+    }
+
+    /// The shares of a whole portion of those who were given less, of those in [`Self::run_times`].
+    pub(crate) fn loads(&self, now: Time) -> Vec<(WorkerId, f64)> {
+        let view = self.view(now);
+        let arrived = self.arrivals.iter().map(|arrival| {
+            (arrival.contribution.worker, view.load(arrival.contribution.weight / arrival.share))
+        });
+        let silent = self.working.iter().filter(|(_, work)| work.base == self.round.base());
+        let silent = silent.map(|(&worker, work)| (worker, view.load(f64::from(work.samples))));
+        arrived.chain(silent).filter(|(_, load)| *load < 1.0).collect()
     }
 
     /// Of everyone who was given work in this round and lives, or has arrived in it.

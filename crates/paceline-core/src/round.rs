@@ -35,6 +35,10 @@ pub struct RoundConfig {
     pub late: Late,
     /// Micro-batches that a worker does in a round.
     pub micro_batches: u32,
+    /// Samples of a whole portion; 0 where all portions are alike.
+    pub batch: u32,
+    /// Whether those who take longer are given less, so that they arrive with the others.
+    pub rebalance: bool,
     /// Blocks in the model.
     pub blocks: u32,
 }
@@ -49,6 +53,8 @@ impl Default for RoundConfig {
             straggler: Straggler::Abort,
             late: Late::Drop,
             micro_batches: 1,
+            batch: 0,
+            rebalance: false,
             blocks: 1,
         }
     }
@@ -83,6 +89,8 @@ pub struct RoundMachine {
     /// Admissible contributions that came between a close and the next opening.
     pending: Vec<Arrival>,
     grace: Grace,
+    /// Rounds since something of a worker was used.
+    useless: BTreeMap<WorkerId, u32>,
     wake: Wake,
     /// When the policy was asked in this round, and how many had arrived.
     asked: Vec<(Time, u32)>,
@@ -92,6 +100,9 @@ pub struct RoundMachine {
 
 /// A policy is not asked again sooner than this without an arrival.
 const SHORTEST_WAIT: Duration = Duration::from_micros(1);
+
+/// A worker of which nothing was used for so many rounds is named.
+const USELESS: u32 = 50;
 
 /// When the policy wants to be asked again.
 #[derive(Debug, Clone, Copy)]
@@ -115,6 +126,7 @@ impl RoundMachine {
             cancelled: BTreeMap::new(),
             pending: Vec::new(),
             grace: Grace::default(),
+            useless: BTreeMap::new(),
             wake: Wake { at: None, arrivals: 0 },
             asked: Vec::new(),
             quorum_short_since: Some(Time::ZERO),
@@ -201,6 +213,7 @@ impl RoundMachine {
         }
         self.roster.working.remove(&worker);
         self.cancelled.retain(|&(owner, _), _| owner != worker);
+        self.useless.remove(&worker);
         self.pending.retain(|arrival| arrival.contribution.worker != worker);
         self.ask_again();
         self.emit(now, EventKind::WorkerLeft { worker, why });
@@ -535,7 +548,7 @@ impl RoundMachine {
 
     fn close(&mut self, now: Time) {
         let closes = self.roster.memberships(self.config.blocks);
-        let run_times = self.roster.run_times(now);
+        let (run_times, loads) = (self.roster.run_times(now), self.roster.loads(now));
         let (arrivals, weight) = (&self.roster.arrivals, self.roster.weight());
         self.grace.closed(weight, self.roster.opened, now);
         let salvaged: Vec<(WorkerId, f64)> = arrivals
@@ -551,7 +564,9 @@ impl RoundMachine {
             closed: now,
             run_times: &run_times,
             salvaged: &salvaged,
+            loads: &loads,
         });
+        let useless = self.count_useless(&run_times);
         self.phase = Phase::Closed;
         self.wake = Wake { at: None, arrivals: 0 };
         let closed = EventKind::Closed { round: self.roster.round, closes, run_times };
@@ -567,6 +582,22 @@ impl RoundMachine {
             }
         }
         self.emit(now, closed);
+        for worker in useless {
+            self.emit(now, EventKind::Useless { worker, rounds: USELESS });
+        }
+    }
+
+    /// Who has taken part in so many rounds without a contribution being used.
+    fn count_useless(&mut self, run_times: &[(WorkerId, RunTime)]) -> Vec<WorkerId> {
+        let mut useless = Vec::new();
+        for &(worker, _) in run_times {
+            let rounds = self.useless.entry(worker).or_default();
+            *rounds = if self.roster.holds(worker) { 0 } else { *rounds + 1 };
+            if *rounds == USELESS {
+                useless.push(worker);
+            }
+        }
+        useless
     }
 
     /// The closed round's contributions, each with its samples and squared norm; nothing if any is

@@ -26,6 +26,14 @@ impl RunTime {
         }
     }
 
+    /// The same of another length.
+    pub fn map(self, of: impl FnOnce(Duration) -> Duration) -> RunTime {
+        match self {
+            RunTime::Observed(d) => RunTime::Observed(of(d)),
+            RunTime::Censored { at_least } => RunTime::Censored { at_least: of(at_least) },
+        }
+    }
+
     /// Whether only a lower bound is known.
     pub fn is_censored(self) -> bool {
         matches!(self, RunTime::Censored { .. })

@@ -372,6 +372,13 @@ impl Policy for Auto {
         }
     }
 
+    fn typical(&self, worker: WorkerId) -> Option<f64> {
+        self.experts.iter().find_map(|expert| match expert {
+            Expert::Model(predictor) => predictor.typical(worker),
+            _ => None,
+        })
+    }
+
     fn noise(&mut self, scale: f64) {
         self.gain.learn(scale);
     }

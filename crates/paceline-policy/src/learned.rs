@@ -174,6 +174,10 @@ impl Policy for Learned {
         }
     }
 
+    fn typical(&self, worker: WorkerId) -> Option<f64> {
+        self.predictor.typical(worker)
+    }
+
     fn noise(&mut self, scale: f64) {
         self.gain.learn(scale);
     }

@@ -20,7 +20,7 @@ pub struct Scene {
 pub struct Arrived {
     /// Who.
     pub worker: WorkerId,
-    /// How long it took, in seconds.
+    /// How long it took, in seconds, or would have taken for a whole portion.
     pub run_time: f64,
     /// Samples it brought.
     pub weight: f64,
@@ -31,8 +31,10 @@ pub struct Arrived {
 pub struct Silent {
     /// Who.
     pub worker: WorkerId,
-    /// Seconds since it could begin.
+    /// Seconds since it could begin, over its load.
     pub elapsed: f64,
+    /// The share of a whole portion that it was given.
+    pub load: f64,
     /// Samples it would bring.
     pub weight: f64,
     /// Micro-batches it has finished, where they count.
@@ -44,14 +46,19 @@ impl Scene {
     pub fn of(view: &RoundView<'_>) -> Scene {
         let arrived = view.arrivals.iter().map(|arrival| Arrived {
             worker: arrival.contribution.worker,
-            run_time: arrival.run_time.bound().as_secs_f64(),
+            run_time: arrival.run_time.bound().as_secs_f64()
+                / view.load(arrival.contribution.weight / arrival.share),
             weight: arrival.contribution.weight,
         });
-        let silent = view.outstanding().map(|(worker, work)| Silent {
-            worker,
-            elapsed: view.now.since(work.started).as_secs_f64(),
-            weight: f64::from(work.samples),
-            done: if view.partial > 1 { work.done.min(view.partial) } else { 0 },
+        let silent = view.outstanding().map(|(worker, work)| {
+            let load = view.load(f64::from(work.samples));
+            Silent {
+                worker,
+                elapsed: view.now.since(work.started).as_secs_f64() / load,
+                load,
+                weight: f64::from(work.samples),
+                done: if view.partial > 1 { work.done.min(view.partial) } else { 0 },
+            }
         });
         Scene {
             elapsed: view.now.since(view.opened).as_secs_f64(),
@@ -80,7 +87,7 @@ impl Scene {
                 true => scene.arrived.push(Arrived { worker, run_time: x, weight }),
                 false => {
                     let elapsed = scene.elapsed;
-                    scene.silent.push(Silent { worker, elapsed, weight, done: 0 });
+                    scene.silent.push(Silent { worker, elapsed, load: 1.0, weight, done: 0 });
                 }
             }
         }
@@ -109,7 +116,7 @@ impl Scene {
     }
 }
 
-/// The run-times of a closed round, a salvaged worker's as its pace until then foretells it: with j
+/// The run-times of a closed round as whole portions take, a salvaged worker's as its pace until then foretells it: with j
 /// of m micro-batches done at d, and on average half of one under way, the whole would have taken
 /// about d·m/(j + ½).
 pub(crate) fn with_pace(record: &RoundRecord<'_>, partial: u32) -> Vec<(WorkerId, RunTime)> {
@@ -121,6 +128,11 @@ pub(crate) fn with_pace(record: &RoundRecord<'_>, partial: u32) -> Vec<(WorkerId
             let half = 0.5 / f64::from(partial.max(1));
             let pace = times[index].1.bound().div_f64((share + half).min(1.0));
             times[index].1 = RunTime::Observed(pace);
+        }
+    }
+    for &(worker, load) in record.loads {
+        if let Ok(index) = times.binary_search_by_key(&worker, |&(worker, _)| worker) {
+            times[index].1 = times[index].1.map(|time| time.div_f64(load));
         }
     }
     times

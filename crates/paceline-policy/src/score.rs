@@ -65,6 +65,7 @@ pub fn score(
             weight: times.len() as f64,
             run_times: times,
             salvaged: &[],
+            loads: &[],
         });
     }
     sums.mean()

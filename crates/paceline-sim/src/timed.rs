@@ -72,6 +72,10 @@ impl Policy for Timed {
         self.inner.admissible_lag()
     }
 
+    fn typical(&self, worker: WorkerId) -> Option<f64> {
+        self.inner.typical(worker)
+    }
+
     fn noise(&mut self, scale: f64) {
         self.inner.noise(scale);
     }

@@ -31,6 +31,8 @@ pub struct TrainingConfig {
     pub straggler: Straggler,
     /// What becomes of late gradients.
     pub late: Late,
+    /// Whether slow workers are given less.
+    pub rebalance: bool,
     /// The least contributions of a round.
     pub quorum: usize,
     /// How updates are made.
@@ -148,6 +150,8 @@ impl<'a> Training<'a> {
             straggler: config.straggler,
             late: config.late,
             micro_batches: config.micro_batches,
+            batch: config.batch,
+            rebalance: config.rebalance,
             blocks: 1,
         };
         let ledger = Ledger::new(config.samples, Some(config.epochs));

@@ -52,6 +52,7 @@ fn config() -> TrainingConfig {
         micro_batches: 4,
         straggler: Straggler::Salvage,
         late: Late::Drop,
+        rebalance: false,
         quorum: 1,
         update: UpdateConfig {
             optimizer: OptimizerSpec::SGD,
@@ -155,6 +156,18 @@ fn progress_cuts_early_at_first_and_later_as_the_noise_scale_grows() {
     assert!(after > 10.0 * before, "noise scale {before} to {after}");
     let samples = run(Objective::Samples);
     assert!(mean(&samples.rounds[10..60]) > mean(early) + 0.5);
+}
+
+#[test]
+fn a_slow_worker_that_is_given_less_arrives_with_the_others() {
+    let run = |rebalance| {
+        train(TrainingConfig { rebalance, epochs: 6, ..config() }, "filter", "slow:2:3,stalls:1.1")
+    };
+    let (before, after) = (run(false), run(true));
+    assert!(after.balanced);
+    assert!(after.samples.requeued < before.samples.requeued / 2, "its samples stay with it");
+    let (sooner, later) = (after.seconds, before.seconds);
+    assert!(sooner < 0.98 * later, "{sooner} against {later}");
 }
 
 #[test]

@@ -43,6 +43,7 @@ pub(crate) struct RunConfig {
     pub(crate) straggler: Option<Straggler>,
     pub(crate) late: Late,
     pub(crate) objective: Objective,
+    pub(crate) rebalance: bool,
     pub(crate) batch: u32,
     pub(crate) micro_batches: u32,
     pub(crate) optimizer: OptimizerSpec,
@@ -102,6 +103,7 @@ impl Default for RunConfig {
             straggler: None,
             late: Late::Drop,
             objective: Objective::Samples,
+            rebalance: false,
             batch: 32,
             micro_batches: 4,
             optimizer: OptimizerSpec::MOMENTUM,
@@ -210,6 +212,10 @@ impl RunConfig {
         if self.late == Late::Fold && self.straggler() != Straggler::Finish {
             bail!("late fold needs --straggler finish: others give up what they are at");
         }
+        let foresees = matches!(self.policy, PolicySpec::Auto | PolicySpec::Filter(_));
+        if self.rebalance && !foresees {
+            bail!("rebalance needs a policy that knows how long each worker takes: auto or filter");
+        }
         let named = self.scenario()?.workers();
         let strangers: Vec<String> =
             named.iter().filter(|&&w| w >= self.workers).map(ToString::to_string).collect();
@@ -290,6 +296,8 @@ impl RunConfig {
             straggler: self.straggler(),
             late: self.late,
             micro_batches: self.micro_batches,
+            batch: self.batch,
+            rebalance: self.rebalance,
             blocks: 0,
         }
     }
@@ -480,7 +488,7 @@ mod tests {
         };
         let names: Vec<String> =
             toml::Table::try_from(config).unwrap().into_iter().map(|(n, _)| n).collect();
-        assert_eq!(names.len(), 35, "a setting that is not drawn");
+        assert_eq!(names.len(), 36, "a setting that is not drawn");
         prop::sample::select(names)
     }
 

@@ -58,6 +58,9 @@ struct State {
     participants: u32,
     recent: VecDeque<(Time, f64)>,
     late: BTreeMap<WorkerId, u32>,
+    names: BTreeMap<WorkerId, String>,
+    /// The gradient noise scale, in samples.
+    noise: Option<f64>,
 }
 
 impl Display {
@@ -96,6 +99,13 @@ impl Display {
             }
             EventKind::WorkerLeft { worker, why } if *why != LeaveReason::Finished => {
                 self.say(&format!("{worker} left: {why}; its samples go to others"));
+            }
+            EventKind::Useless { worker, rounds } => {
+                let name = self.state.names.get(worker).map_or("", String::as_str);
+                self.say(&format!(
+                    "{worker} ({name}): nothing of it was used in {rounds} rounds; take it away, or \
+                     give it less with --rebalance"
+                ));
             }
             EventKind::ConnectionClosed { peer, error } => {
                 self.say(&format!("closed the connection of {peer}: {error}"));
@@ -154,6 +164,9 @@ impl State {
                 self.used = *used as f64;
                 self.samples_per_epoch = f64::from(*samples);
             }
+            EventKind::WorkerJoined { worker, name } => {
+                self.names.insert(*worker, name.clone());
+            }
             EventKind::Cut { accepted, stragglers, .. } => {
                 self.accepted = *accepted;
                 self.participants = accepted + stragglers.len() as u32;
@@ -161,7 +174,8 @@ impl State {
                     *self.late.entry(*worker).or_default() += 1;
                 }
             }
-            EventKind::Updated { version, loss, weight, .. } => {
+            EventKind::Updated { version, loss, weight, noise_scale, .. } => {
+                self.noise = *noise_scale;
                 self.rounds = version.0;
                 self.used += weight;
                 self.loss = Some(self.loss.map_or(*loss, |old| 0.9 * old + 0.1 * loss));
@@ -206,6 +220,9 @@ impl State {
         }
         line += &format!("  {rounds:.1} rounds/s  {samples:.0} samples/s");
         line += &format!("  cut {}/{}", self.accepted, self.participants);
+        if let Some(noise) = self.noise {
+            line += &format!("  noise scale {noise:.0}");
+        }
         let mut late: Vec<(&WorkerId, &u32)> = self.late.iter().collect();
         late.sort_by_key(|(worker, times)| (std::cmp::Reverse(**times), **worker));
         for (i, (worker, times)) in late.iter().take(3).enumerate() {

@@ -87,6 +87,11 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_OBJECTIVE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) objective: Option<Objective>,
+    /// Give a worker that takes longer than the others less to do, so that it arrives with them (with
+    /// auto or filter)
+    #[arg(long, env = "PACELINE_REBALANCE", num_args = 0..=1, default_missing_value = "true")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rebalance: Option<bool>,
     /// Samples per worker and round [default: 32]
     #[arg(long, env = "PACELINE_BATCH", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -112,3 +112,29 @@ fn the_noise_scale_is_told_where_something_depends_on_it() {
     let (_, events) = train(&place, "samples", "--workers 3 --rounds 10");
     assert!(told(&events).is_empty(), "nobody asked");
 }
+
+#[test]
+fn a_worker_of_which_nothing_is_used_is_named_and_can_be_given_less() {
+    let place = Place::new();
+    let args = "--workers 3 --batch 30 --nominal 15ms --stragglers slow:2:8 --policy filter \
+                --rounds 140";
+    let useless = |events: &[Event]| {
+        events
+            .iter()
+            .any(|event| matches!(event.kind, EventKind::Useless { worker, .. } if worker.0 == 2))
+    };
+    let (_, events) = train(&place, "useless", &format!("{args} --straggler abort"));
+    assert!(useless(&events), "worker 2 takes eight times as long");
+    let (_, events) =
+        train(&place, "rebalanced", &format!("{args} --micro-batches 10 --rebalance"));
+    let given = |event: &Event| match &event.kind {
+        EventKind::RoundStarted { work, .. } => {
+            work.iter().find(|work| work.worker.0 == 2).map(|work| work.portion.len())
+        }
+        _ => None,
+    };
+    let given: Vec<u32> = events.iter().filter_map(given).collect();
+    let late = &given[given.len().saturating_sub(20)..];
+    assert!(late.iter().all(|&samples| samples <= 10), "{late:?} of 30");
+    place.run("train --rebalance --policy full").failed(2, &["rebalance needs", "auto or filter"]);
+}

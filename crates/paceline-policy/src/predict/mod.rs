@@ -58,6 +58,11 @@ pub trait Predictor: Send {
         None
     }
 
+    /// How long a worker usually takes, in seconds, where that is known for each.
+    fn typical(&self, _worker: WorkerId) -> Option<f64> {
+        None
+    }
+
     /// A round closed.
     fn learn(&mut self, record: &RoundRecord<'_>);
 
@@ -95,5 +100,6 @@ fn show(predictor: &mut dyn Predictor, round: u64, times: &[f64], cut: f64) {
         weight: 0.0,
         run_times: &run_times,
         salvaged: &[],
+        loads: &[],
     });
 }

@@ -101,15 +101,15 @@ struct Arrives(Vec<[f64; GRID]>);
 impl Arrives {
     fn of(predictor: &dyn Predictor, silent: &[Silent], waits: &[f64; GRID]) -> Arrives {
         // Those who began together, usually all, have the same moments.
-        let mut of = f64::NAN;
+        let mut of = (f64::NAN, f64::NAN);
         let mut moments = [0.0; GRID + 1];
         let mut survival = [0.0; GRID + 1];
         let chances = silent.iter().map(|s| {
-            if s.elapsed != of {
-                of = s.elapsed;
+            if (s.elapsed, s.load) != of {
+                of = (s.elapsed, s.load);
                 moments[0] = s.elapsed.max(1e-9).ln();
                 let later = moments[1..].iter_mut().zip(waits);
-                later.for_each(|(moment, wait)| *moment = (s.elapsed + wait).ln());
+                later.for_each(|(moment, wait)| *moment = (s.elapsed + wait / s.load).ln());
             }
             predictor.survivals(s.worker, &moments, &mut survival);
             let now = survival[0].max(1e-12);
@@ -138,7 +138,7 @@ fn share_done(predictor: &dyn Predictor, s: &Silent, wait: f64, m: u32) -> f64 {
     let from = survival(least);
     let to = if most.is_finite() { survival(most) } else { 0.0 };
     let by = |j: u32| {
-        let whole = (s.elapsed + wait) * all / f64::from(j);
+        let whole = (s.elapsed + wait / s.load) * all / f64::from(j);
         if whole <= least {
             0.0
         } else if whole >= most {

@@ -14,6 +14,7 @@ pub(super) struct Contender {
     pub(super) sweep: bool,
     pub(super) straggler: Option<Straggler>,
     pub(super) late: Late,
+    pub(super) rebalance: bool,
     pub(super) objective: Objective,
     pub(super) scaling: LrScaling,
 }
@@ -28,6 +29,7 @@ impl Contender {
             sweep: false,
             straggler: None,
             late: Late::Drop,
+            rebalance: false,
             objective: Objective::Samples,
             scaling: LrScaling::Linear,
         }
@@ -67,6 +69,7 @@ impl FromStr for Contender {
                     contender.objective = Objective::Progress;
                     contender.scaling = LrScaling::AdaScale;
                 }
+                "rebalance" => contender.rebalance = true,
                 "fold" => {
                     contender.straggler = Some(Straggler::Finish);
                     contender.late = Late::Fold;
@@ -77,7 +80,8 @@ impl FromStr for Contender {
                     if straggler.is_err() && scaling.is_err() {
                         return Err(format!(
                             "`{word}` in `{text}`: after a policy come, each after a slash, \
-                             progress, abort, finish, salvage, fold, or a learning-rate scaling \
+                             progress, rebalance, abort, finish, salvage, fold, or a \
+                             learning-rate scaling \
                              (linear, sqrt, adascale, none)"
                         ));
                     }
@@ -97,6 +101,9 @@ impl fmt::Display for Contender {
         let progress = self.objective == Objective::Progress;
         if progress {
             write!(f, "/progress")?;
+        }
+        if self.rebalance {
+            write!(f, "/rebalance")?;
         }
         match (self.late, self.straggler) {
             (Late::Fold, _) => write!(f, "/fold")?,
@@ -124,7 +131,7 @@ mod tests {
             "static:0.9",
             "best-static",
             "best-static/abort",
-            "filter/fold",
+            "filter/rebalance/fold",
             "async/none",
             "bdsgd:paper",
         ] {

@@ -36,6 +36,7 @@ pub(super) fn run(
     set("lr-scaling", contender.scaling.to_string());
     set("straggler", contender.straggler(args.micro_batches).to_string());
     set("late", contender.late.to_string());
+    set("rebalance", contender.rebalance.to_string());
     set("model", args.model.to_string());
     set("data", args.data.to_string());
     set("workers", args.workers.to_string());

@@ -157,6 +157,7 @@ pub(super) fn run_virtually(
         micro_batches: args.micro_batches,
         straggler: contender.straggler(args.micro_batches),
         late: contender.late,
+        rebalance: contender.rebalance,
         quorum: 1,
         update: UpdateConfig {
             optimizer: OptimizerSpec::MOMENTUM,

@@ -143,6 +143,11 @@ impl Predictor for Filter {
         true
     }
 
+    fn typical(&self, worker: WorkerId) -> Option<f64> {
+        let state = self.workers.get(worker.0 as usize)?.as_ref()?;
+        (state.seen > 0).then(|| state.levels[self.rate].exp())
+    }
+
     fn look(&mut self, scene: &Scene) {
         self.groups.expect();
         let stride = scene.participants().div_ceil(SAMPLE).max(1);

@@ -87,7 +87,9 @@ fn ranks_of_the_silent(filter: &mut Filter, times: &[f64]) -> Vec<f64> {
         let worker = WorkerId(worker as u32);
         match run_time <= now {
             true => scene.arrived.push(Arrived { worker, run_time, weight: 1.0 }),
-            false => scene.silent.push(Silent { worker, elapsed: now, weight: 1.0, done: 0 }),
+            false => {
+                scene.silent.push(Silent { worker, elapsed: now, load: 1.0, weight: 1.0, done: 0 })
+            }
         }
     }
     filter.look(&scene);
