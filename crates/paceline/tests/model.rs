@@ -90,5 +90,6 @@ fn a_run_begins_with_a_model_that_was_fitted() {
     let summary: Value = serde_json::from_str(&place.run(run).ok().stdout).unwrap();
     assert_eq!(summary["ledger"]["balanced"], true, "{summary}");
     let config = fs::read_to_string(place.path("runs/softmax-001/config.toml")).unwrap();
-    assert!(config.contains("run-time-model = \"m\"") && config.contains("bdsgd"), "{config}");
+    let model = format!("run-time-model = \"{}\"", place.path("m").display());
+    assert!(config.contains(&model) && config.contains("bdsgd"), "{config}");
 }
