@@ -157,6 +157,9 @@ pub struct LedgerState {
     counts: SampleCounts,
 }
 
+/// Whose what a resumed run has left is.
+const NOBODY: WorkerId = WorkerId(u32::MAX);
+
 /// The most ranges in a portion: many small ones are rather handed to several.
 const MOST_PARTS: usize = 8;
 
@@ -205,7 +208,7 @@ impl Ledger {
         let begun = ledger.open.keys().next_back().map_or(state.complete, |last| last + 1);
         for epoch in state.complete..begun {
             for gap in ledger.gaps(epoch) {
-                let back = Returned { end: gap.end, times: 0, by: WorkerId(u32::MAX) };
+                let back = Returned { end: gap.end, times: 0, by: NOBODY };
                 ledger.returned.insert((epoch, gap.start), back);
             }
             ledger.open.entry(epoch).or_default();
@@ -245,8 +248,6 @@ impl Ledger {
         for part in &parts[1..] {
             portion.push(part.range);
         }
-        let again = parts.iter().filter(|part| part.times > 0);
-        self.counts.requeued += again.map(|part| u64::from(part.range.len())).sum::<u64>();
         let waited_for = parts.iter().any(|part| part.times >= self.patience);
         self.held.insert((worker, base), Held { parts, accepted: false, salvaged: false });
         Ok(Some(Work { worker, portion, waited_for }))
@@ -293,13 +294,17 @@ impl Ledger {
         if end < back.end {
             self.returned.insert((epoch, end), back);
         }
+        if back.by != NOBODY {
+            self.counts.requeued += u64::from(end - start);
+        }
         Part { range: SampleRange { epoch, start, end }, times: back.times }
     }
 
     /// What `worker` computed from `base` is in the open round's sum. It is used once the round
     /// closes ([`Self::close`]); a run that ends before that hands the samples out again.
     ///
-    /// Of a salvaged contribution only the first `samples` are in; others get the rest.
+    /// Of a salvaged contribution only the first `samples` are in; others get the rest, and begin with
+    /// it. It was not reached yet, so it does not count as given back.
     pub fn accept(
         &mut self,
         worker: WorkerId,
@@ -327,7 +332,7 @@ impl Ledger {
 
     fn put_back(&mut self, part: Part, by: WorkerId) {
         let Part { range: SampleRange { epoch, start, end }, times } = part;
-        self.returned.insert((epoch, start), Returned { end, times: times + 1, by });
+        self.returned.insert((epoch, start), Returned { end, times, by });
     }
 
     /// The open round is closed: everything accepted is used.
@@ -350,7 +355,9 @@ impl Ledger {
     /// The samples that `worker` held for `base` will not be used; others get them.
     pub fn give_back(&mut self, worker: WorkerId, base: Version) -> Result<(), LedgerError> {
         let Held { parts, .. } = self.release(worker, base)?;
-        parts.into_iter().for_each(|part| self.put_back(part, worker));
+        for part in parts {
+            self.put_back(Part { times: part.times + 1, ..part }, worker);
+        }
         Ok(())
     }
 
