@@ -59,7 +59,7 @@ pub struct Source {
 #[derive(Debug, Error)]
 pub enum ModelError {
     /// It is no safetensors file.
-    #[error("this is no safetensors file: {0}")]
+    #[error("this is no safetensors file, or one that is cut short: {0}")]
     Format(#[from] SafeTensorError),
     /// It is one of something else.
     #[error("there is no manifest of a model in it: `paceline model fit` writes one")]

@@ -11,9 +11,10 @@
 //! correlates them. Groups are found from the data ([`Grouping`]).
 //!
 //! **Inference.** An inference network gives the posterior of c, and given c that of every d, from the
-//! recurrent memories' expectation and a summary of the round: it is told the most likely shift of the round's residuals, the information behind it, and what was
-//! expected, and says how far to trust the one against the other (`inference.rs`). Weights are shared over
-//! workers and groups, so workers may come and go and n may be anything.
+//! recurrent memories' expectation and a summary of the round: it is told the most likely shift of the
+//! round's residuals, the information behind it, and what was expected, and says how far to trust the
+//! one against the other (`inference.rs`). Weights are shared over workers and groups, so workers may
+//! come and go and n may be anything.
 //!
 //! **Learning.** Gradient steps on the evidence lower bound, over windows of 16 rounds ([`Fit`]), with
 //! rounds cut at random so that the networks know what censoring does. A censored time counts by its
@@ -32,6 +33,10 @@
 //! left linear (levels, spreads, a Kalman gain that the inference network corrects), so that a few
 //! thousand weights do; who belongs to which group is found by correlation, outside the evidence lower
 //! bound, and a group stays until its members are found in another; adaptation while it runs.
+//!
+//! **Among many workers some stand for all**: a pass of a fit looks at no more than 160 workers of a
+//! trace, adaptation at 96, and inside a round a group is judged by 12 of its members and those without
+//! one by 48. Levels, spreads and memories are every worker's own.
 //!
 //! Since weights are shared and units divided out, a model fitted on n workers in one unit serves any
 //! number in any other: the manifest states both, and a difference is no error.
