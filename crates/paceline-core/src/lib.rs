@@ -24,6 +24,7 @@ mod round;
 mod runtime;
 mod straggler;
 mod time;
+mod useless;
 
 pub use blocks::{BlockClose, Blocks};
 pub use contribution::{Arrival, Contribution};

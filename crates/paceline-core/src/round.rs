@@ -15,6 +15,7 @@ use crate::{
     WorkerId,
     grace::Grace,
     roster::{Assignment, Roster},
+    useless::{USELESS, Useless},
 };
 
 /// What a round is bound by, whatever the policy.
@@ -89,8 +90,7 @@ pub struct RoundMachine {
     /// Admissible contributions that came between a close and the next opening.
     pending: Vec<Arrival>,
     grace: Grace,
-    /// Rounds since something of a worker was used.
-    useless: BTreeMap<WorkerId, u32>,
+    useless: Useless,
     wake: Wake,
     /// When the policy was asked in this round, and how many had arrived.
     asked: Vec<(Time, u32)>,
@@ -100,9 +100,6 @@ pub struct RoundMachine {
 
 /// A policy is not asked again sooner than this without an arrival.
 const SHORTEST_WAIT: Duration = Duration::from_micros(1);
-
-/// A worker of which nothing was used for so many rounds is named.
-const USELESS: u32 = 50;
 
 /// When the policy wants to be asked again.
 #[derive(Debug, Clone, Copy)]
@@ -126,7 +123,7 @@ impl RoundMachine {
             cancelled: BTreeMap::new(),
             pending: Vec::new(),
             grace: Grace::default(),
-            useless: BTreeMap::new(),
+            useless: Useless::default(),
             wake: Wake { at: None, arrivals: 0 },
             asked: Vec::new(),
             quorum_short_since: Some(Time::ZERO),
@@ -213,7 +210,7 @@ impl RoundMachine {
         }
         self.roster.working.remove(&worker);
         self.cancelled.retain(|&(owner, _), _| owner != worker);
-        self.useless.remove(&worker);
+        self.useless.forget(worker);
         self.pending.retain(|arrival| arrival.contribution.worker != worker);
         self.ask_again();
         self.emit(now, EventKind::WorkerLeft { worker, why });
@@ -566,7 +563,8 @@ impl RoundMachine {
             salvaged: &salvaged,
             loads: &loads,
         });
-        let useless = self.count_useless(&run_times);
+        let took_part = run_times.iter().map(|&(worker, _)| (worker, self.roster.holds(worker)));
+        let useless = self.useless.closed(took_part);
         self.phase = Phase::Closed;
         self.wake = Wake { at: None, arrivals: 0 };
         let closed = EventKind::Closed { round: self.roster.round, closes, run_times };
@@ -585,19 +583,6 @@ impl RoundMachine {
         for worker in useless {
             self.emit(now, EventKind::Useless { worker, rounds: USELESS });
         }
-    }
-
-    /// Who has taken part in so many rounds without a contribution being used.
-    fn count_useless(&mut self, run_times: &[(WorkerId, RunTime)]) -> Vec<WorkerId> {
-        let mut useless = Vec::new();
-        for &(worker, _) in run_times {
-            let rounds = self.useless.entry(worker).or_default();
-            *rounds = if self.roster.holds(worker) { 0 } else { *rounds + 1 };
-            if *rounds == USELESS {
-                useless.push(worker);
-            }
-        }
-        useless
     }
 
     /// The closed round's contributions, each with its samples and squared norm; nothing if any is

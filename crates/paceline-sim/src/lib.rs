@@ -11,4 +11,4 @@ pub use replay::{Outcome, Replay, RoundOutcome};
 pub use scripted::Scripted;
 pub use system::{PRESETS, System, SystemOutcome, SystemRound, SystemSpec};
 pub use timed::Cost;
-pub use world::{Drawn, Recorded, World};
+pub use world::{Drawn, Recorded, World, comings_and_goings};

@@ -9,7 +9,7 @@ use paceline_core::{
 
 use crate::{
     timed::{Cost, Timed},
-    world::World,
+    world::{World, comings_and_goings},
 };
 
 /// How run-times are replayed.
@@ -150,18 +150,12 @@ impl Driver<'_> {
 
     /// Those the trace has in this round are live, the others are not.
     fn attend(&mut self) {
-        let live: Vec<WorkerId> = self.machine.live().collect();
-        let mut live = live.into_iter().peekable();
-        for index in 0..self.world.workers() {
-            let worker = WorkerId(index as u32);
-            let was = live.next_if_eq(&worker).is_some();
-            let is = self.bound(worker).is_some();
-            if was && !is {
-                let why = LeaveReason::Disconnected;
-                self.machine.handle_leave(worker, why, self.now).expect("it was live");
-            } else if !was && is {
-                self.machine.handle_join(worker, "", self.now).expect("it was not live");
-            }
+        for (worker, comes) in comings_and_goings(self.world, self.machine.live()) {
+            let told = match comes {
+                true => self.machine.handle_join(worker, "", self.now),
+                false => self.machine.handle_leave(worker, LeaveReason::Disconnected, self.now),
+            };
+            told.expect("it was live, or was not");
         }
     }
 

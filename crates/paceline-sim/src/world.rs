@@ -1,5 +1,6 @@
 //! Where the run-times of a replay come from.
 
+use paceline_core::WorkerId;
 use paceline_trace::{Cell, RoundSource, Trace, Unit};
 use rand::{SeedableRng, rngs::ChaCha8Rng, seq::SliceRandom};
 
@@ -19,6 +20,21 @@ pub trait World {
 
     /// Micro-batches of a worker in a round.
     fn micro_batches(&self) -> usize;
+}
+
+/// Who of the `live` is not in the world's present round, and who else is: true for those who come.
+pub fn comings_and_goings(
+    world: &dyn World,
+    live: impl Iterator<Item = WorkerId>,
+) -> Vec<(WorkerId, bool)> {
+    let mut live = live.peekable();
+    let workers = (0..world.workers() as u32).map(WorkerId);
+    let change = |worker: WorkerId| {
+        let was = live.next_if_eq(&worker).is_some();
+        let is = world.run_time(worker.0 as usize).is_some();
+        (was != is).then_some((worker, is))
+    };
+    workers.filter_map(change).collect()
 }
 
 /// A recorded trace. A run-time belongs to its round, however long the last took.

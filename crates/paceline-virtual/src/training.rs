@@ -12,7 +12,7 @@ use paceline_core::{
     Time, Version, Work, WorkerId,
 };
 use paceline_params::{Block, Spares, Update, UpdateConfig, add_scaled, norm_squared};
-use paceline_sim::World;
+use paceline_sim::{World, comings_and_goings};
 use paceline_worker::{Compute, part_of};
 use serde::{Deserialize, Serialize};
 
@@ -441,19 +441,15 @@ impl<'a> Training<'a> {
     /// The next round's run-times; those the world has in it are live, the others are not.
     fn attend(&mut self) {
         self.world.next_round(self.now.since(self.opened).as_secs_f64());
-        let live: Vec<WorkerId> = self.coordinator.machine().live().collect();
-        let mut live = live.into_iter().peekable();
-        for index in 0..self.workers.len() {
-            let worker = WorkerId(index as u32);
-            let was = live.next_if_eq(&worker).is_some();
-            let is = self.world.run_time(index).is_some();
-            if was && !is {
-                self.workers[index].task = None;
-                let why = LeaveReason::Disconnected;
-                self.coordinator.handle_leave(worker, why, self.now).expect("it was live");
-            } else if !was && is {
+        let changes = comings_and_goings(self.world, self.coordinator.machine().live());
+        for (worker, comes) in changes {
+            if comes {
                 self.coordinator.handle_join(worker, "", self.now).expect("it was not live");
+                continue;
             }
+            self.workers[worker.0 as usize].task = None;
+            let why = LeaveReason::Disconnected;
+            self.coordinator.handle_leave(worker, why, self.now).expect("it was live");
         }
         self.act();
     }

@@ -13,7 +13,10 @@ use super::{
     post::{Message, Post},
     task::Task,
 };
-use crate::{timed::Cost, world::World};
+use crate::{
+    timed::Cost,
+    world::{World, comings_and_goings},
+};
 
 /// Everything there is, at one moment.
 pub(super) struct Driver<'a> {
@@ -139,22 +142,19 @@ impl<'a> Driver<'a> {
 
     /// Those the world has in this round are live, the others are not.
     fn attend(&mut self) {
-        let live: Vec<WorkerId> = self.coordinator.machine().live().collect();
-        let mut live = live.into_iter().peekable();
         let base = self.coordinator.machine().round().base();
-        for index in 0..self.world.workers() {
-            let worker = WorkerId(index as u32);
-            let was = live.next_if_eq(&worker).is_some();
-            let is = self.world.run_time(index).is_some();
-            if was && !is {
-                self.network.leave(index, self.now);
-                // What is under way to it is of older versions.
-                self.tasks[index] = Task::given_up(Version(base.0.saturating_sub(1)));
-                let why = LeaveReason::Disconnected;
-                self.coordinator.handle_leave(worker, why, self.now).expect("it was live");
-            } else if !was && is {
+        let changes = comings_and_goings(self.world, self.coordinator.machine().live());
+        for (worker, comes) in changes {
+            if comes {
                 self.coordinator.handle_join(worker, "", self.now).expect("it was not live");
+                continue;
             }
+            let index = worker.0 as usize;
+            self.network.leave(index, self.now);
+            // What is under way to it is of older versions.
+            self.tasks[index] = Task::given_up(Version(base.0.saturating_sub(1)));
+            let why = LeaveReason::Disconnected;
+            self.coordinator.handle_leave(worker, why, self.now).expect("it was live");
         }
     }
 
