@@ -17,28 +17,36 @@ struct Study {
 }
 
 /// The same for all: five seeds, two learning rates tried for every policy and scenario.
-const COMMON: &str =
-    "--lr 0.015 --tune 2 --seeds 5 --evaluations 4 --epochs 6 --target-accuracy 0.75";
+const COMMON: &str = "--tune 2 --seeds 5 --micro-batches 8";
+const EMBEDDED_64: &str = "--workers 64 --batch 8 --lr 0.0075 --evaluations 4 --epochs 10 \
+                           --target-accuracy 0.8";
+const MNIST_64: &str = "--data ../shared/datasets/mnist --workers 64 --batch 8 --lr 0.015 \
+                        --evaluations 20 --epochs 2 --target-accuracy 0.93";
+const EMBEDDED_8: &str = "--workers 8 --batch 16 --lr 0.01 --evaluations 4 --epochs 10 \
+                          --target-accuracy 0.8";
+const MNIST_8: &str = "--data ../shared/datasets/mnist --workers 8 --batch 16 --lr 0.01 \
+                       --evaluations 20 --epochs 2 --target-accuracy 0.93";
+const MAIN: &str = "full,best-static,auto,auto/progress";
 const AZURE: &str = "trace:../shared/traces/azure_short_B8ms_eastus_cpu_cache.csv.gz";
+const OF_64: [&str; 6] = ["none", "slow:0:3", "stalls:1.5", "stalls:3", "node:0-15:2.5", AZURE];
+const OF_8: [&str; 6] = ["none", "slow:0:3", "stalls:1.5", "stalls:3", "node:0-1:2.5", AZURE];
 
-const STUDIES: [Study; 3] = [
-    Study {
-        name: "embedded-64",
-        flags: "--workers 64 --batch 8",
-        policies: "full,best-static,auto,auto/progress",
-        scenarios: &["none", "slow:0:3", "stalls:1.5", "stalls:3", "node:0-15:2.5", AZURE],
-    },
+const STUDIES: [Study; 6] = [
+    Study { name: "embedded-64", flags: EMBEDDED_64, policies: MAIN, scenarios: &OF_64 },
+    Study { name: "mnist-64", flags: MNIST_64, policies: MAIN, scenarios: &OF_64 },
+    Study { name: "embedded-8", flags: EMBEDDED_8, policies: MAIN, scenarios: &OF_8 },
+    Study { name: "mnist-8", flags: MNIST_8, policies: MAIN, scenarios: &OF_8 },
     Study {
         name: "embedded-64-others",
-        flags: "--workers 64 --batch 8",
+        flags: EMBEDDED_64,
         policies: "full,static:0.9,bdsgd,async,stale:64",
-        scenarios: &["stalls:3"],
+        scenarios: &OF_64,
     },
     Study {
-        name: "embedded-8",
-        flags: "--workers 8 --batch 32",
-        policies: "full,best-static,auto,auto/progress",
-        scenarios: &["stalls:3", "slow:0:3"],
+        name: "mnist-8-others",
+        flags: MNIST_8,
+        policies: "full,static:0.9,bdsgd,async,stale:8",
+        scenarios: &OF_8,
     },
 ];
 
