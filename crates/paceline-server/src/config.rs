@@ -17,6 +17,10 @@ pub struct ServerConfig {
     pub model: String,
     /// The data, as the user wrote it; workers are told.
     pub data: String,
+    /// What its samples cost, as the user wrote it, empty if they are all alike; workers are told.
+    pub costs: String,
+    /// Whether batches are balanced by that.
+    pub balance: bool,
     /// Seed of sample order, model and generated data.
     pub seed: u64,
     /// Samples in an epoch.
@@ -129,6 +133,23 @@ pub struct SavedState {
     pub seed: u64,
     /// The data, as the user wrote it.
     pub data: String,
+    /// By what batches are balanced ([`SavedState::balance`]).
+    #[serde(default = "unbalanced")]
+    pub balance: String,
+}
+
+impl SavedState {
+    /// By what batches are balanced, in words: the sample order depends on all of it.
+    pub fn balance(balance: bool, costs: &str, batch: u32) -> String {
+        match balance && !costs.is_empty() {
+            true => format!("by {costs} in batches of {batch}"),
+            false => "none".to_owned(),
+        }
+    }
+}
+
+fn unbalanced() -> String {
+    SavedState::balance(false, "", 0)
 }
 
 impl Start {

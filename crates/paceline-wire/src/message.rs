@@ -69,8 +69,14 @@ pub struct Job {
     pub model: String,
     /// The data, as the user wrote it; a worker on another host may have it elsewhere.
     pub data: String,
+    /// What its samples cost, as the user wrote it; empty if they are all alike.
+    pub costs: String,
+    /// Whether batches are balanced by that.
+    pub balance: bool,
     /// Samples in an epoch.
     pub samples: u32,
+    /// Samples of a round's work, usually.
+    pub batch: u32,
     /// Parts in which a round's work is done.
     pub micro_batches: u32,
     /// What to do at a cut.

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use paceline_core::{Straggler, WorkerId};
+use paceline_core::{Costs, EpochOrder, OrderSpec, Straggler, WorkerId};
 use paceline_wire::{
     BlockingReader, BlockingWriter, Connect, FrameError,
     message::{FromWorker, Hello, Job, Reply, Role, ToWorker},
@@ -106,6 +106,11 @@ pub fn run(
     let _parting = Parting(voice.clone());
 
     let (mut compute, samples) = prepare(&job).map_err(WorkerError::Prepare)?;
+    let costs = compute.costs().map(|costs| Costs::new(costs, job.batch));
+    let balance = match job.balance {
+        true => Some(costs.clone().ok_or_else(unknown_costs)?),
+        false => None,
+    };
     let addresses: Vec<String> = job.shards.iter().map(|at| place(at, &config.address)).collect();
     let me = (job.worker, job.session);
     let data = DataPlane::connect(connect, &addresses, &job.layout, token, me).map_err(join)?;
@@ -125,16 +130,22 @@ pub fn run(
         outbox: &outbox,
         mailbox: &mailbox,
         slowness: config.slowness.of(job.worker, job.seed),
-        seed: job.seed,
-        samples: job.samples,
+        orders: OrderSpec { balance, ..OrderSpec::new(job.seed, job.samples) },
+        batch: job.batch,
+        costs,
         micro_batches: parts,
         any_newer: job.any_newer,
         params: vec![0.0; total],
         gradient: vec![0.0; total],
-        order: Bench::no_order(),
+        order: EpochOrder::none(),
     };
     voice.say(FromWorker::Ready { samples }).map_err(join)?;
     work(&mut bench, &voice)
+}
+
+fn unknown_costs() -> WorkerError {
+    let why = "the run balances batches by what samples cost, which is not known here";
+    WorkerError::Prepare(why.to_owned())
 }
 
 fn work(bench: &mut Bench<'_>, voice: &Voice) -> Result<Tally, WorkerError> {

@@ -7,7 +7,7 @@ use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use paceline_core::{Late, RoundConfig, Straggler};
-use paceline_nn::{DataSource, ModelSpec};
+use paceline_nn::{CostSpec, DataSource, ModelSpec};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig};
 use paceline_policy::{Cutoff, Objective, PolicySpec};
 use paceline_server::{Limits, Placement};
@@ -33,6 +33,8 @@ pub(crate) struct RunConfig {
     pub(crate) model: ModelSpec,
     #[serde(serialize_with = "text", deserialize_with = "parsed")]
     pub(crate) data: DataSource,
+    pub(crate) costs: Option<String>,
+    pub(crate) balance: bool,
     pub(crate) seed: u64,
     pub(crate) policy: PolicySpec,
     pub(crate) run_time_model: Option<String>,
@@ -93,6 +95,8 @@ impl Default for RunConfig {
             shards: 2,
             model: ModelSpec::Cnn,
             data: DataSource::Embedded,
+            costs: None,
+            balance: true,
             seed: 1,
             policy: PolicySpec::default(),
             run_time_model: None,
@@ -209,6 +213,7 @@ impl RunConfig {
         if self.straggler == Some(Straggler::Salvage) && self.micro_batches < 2 {
             bail!("straggler salvage needs at least two micro-batches: of one there is no part");
         }
+        self.costs()?;
         if self.late == Late::Fold && self.straggler() != Straggler::Finish {
             bail!("late fold needs --straggler finish: others give up what they are at");
         }
@@ -226,6 +231,12 @@ impl RunConfig {
             self.workers
         );
         Ok(())
+    }
+
+    /// What samples cost, if they are not alike.
+    pub(crate) fn costs(&self) -> Result<Option<CostSpec>> {
+        let costs = self.costs.as_deref().map(str::parse).transpose();
+        costs.map_err(|error: String| anyhow::anyhow!("costs: {error}"))
     }
 
     /// What is allowed and most likely not meant.
@@ -269,10 +280,14 @@ impl RunConfig {
         self.reference_weight = Some(self.full_weight());
         self.epochs = self.limits().epochs;
         // A run may be resumed from elsewhere.
-        if let Some(path) = &mut self.run_time_model
-            && let Ok(absolute) = std::path::absolute(&*path)
-        {
-            *path = absolute.display().to_string();
+        let here = |path: &mut String| {
+            if let Ok(absolute) = std::path::absolute(&*path) {
+                *path = absolute.display().to_string();
+            }
+        };
+        self.run_time_model.as_mut().map(here);
+        if let Ok(Some(CostSpec::File(_))) = self.costs() {
+            self.costs.as_mut().map(here);
         }
     }
 

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use clap::Args;
 use paceline_core::{Late, Straggler};
-use paceline_nn::{DataSource, ModelSpec};
+use paceline_nn::{CostSpec, DataSource, ModelSpec};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule};
 use paceline_policy::{Objective, PolicySpec};
 use serde::{Serialize, Serializer};
@@ -43,6 +43,16 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_DATA", value_name = "DIR")]
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "some_text")]
     pub(crate) data: Option<DataSource>,
+    /// What training samples cost next to each other (their lengths), by which batches are balanced:
+    /// a text file with a number a line, or lognormal:SIGMA to draw them; workers padded by --nominal
+    /// take as long [default: all alike]
+    #[arg(long, env = "PACELINE_COSTS", value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "some_text")]
+    pub(crate) costs: Option<CostSpec>,
+    /// Whether batches are balanced by --costs [default: true]
+    #[arg(long, env = "PACELINE_BALANCE", num_args = 0..=1, default_missing_value = "true")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) balance: Option<bool>,
     /// Seed of everything random [default: 1]
     #[arg(long, env = "PACELINE_SEED")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -3,7 +3,7 @@
 mod common;
 
 use common::Place;
-use paceline_core::{EpochOrder, EventKind};
+use paceline_core::{EventKind, OrderSpec};
 use paceline_nn::{DataSource, Half, ModelSpec, build};
 use paceline_params::{OptimizerSpec, ParamHash, Update, fold};
 use paceline_worker::micro_batch;
@@ -23,7 +23,7 @@ fn reference(spec: ModelSpec) -> Vec<String> {
     let mut params = model.init(SEED);
     let optimizer = OptimizerSpec::MOMENTUM;
     let mut momentum = vec![0.0; params.len()];
-    let order = EpochOrder::new(SEED, 0, data.len() as u32);
+    let order = OrderSpec::new(SEED, data.len() as u32).epoch(0);
     let mut hashes = Vec::new();
     for round in 0..ROUNDS {
         model.load(&params);

@@ -35,6 +35,8 @@ pub fn config(workers: usize) -> ServerConfig {
         name: "test".to_owned(),
         model: "quadratic".to_owned(),
         data: "none".to_owned(),
+        costs: String::new(),
+        balance: false,
         seed: 1,
         samples: SAMPLES,
         batch: 8,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use paceline_nn::{DataSource, ModelSpec};
+use paceline_nn::{CostSpec, DataSource, ModelSpec};
 
 use super::{contender::Contender, scenario::Scenario};
 
@@ -40,6 +40,14 @@ pub(crate) struct CompareArgs {
     /// `embedded`, or a folder with the data's files
     #[arg(long, value_name = "DIR", default_value = "embedded")]
     pub(super) data: DataSource,
+    /// What training samples cost next to each other: a file with a number a line, or
+    /// lognormal:SIGMA; batches are balanced by it (but of policies with /unbalanced)
+    #[arg(long, value_name = "FILE")]
+    pub(super) costs: Option<CostSpec>,
+    /// Every worker has its own part of the data, class after class, so that few have the same
+    /// classes; on the virtual clock
+    #[arg(long)]
+    pub(super) homes: bool,
     /// The test accuracy to reach, 0 to 1
     #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
     pub(super) target_accuracy: f64,

@@ -48,6 +48,8 @@ pub(super) struct Row {
     /// Contributions in a round.
     pub(super) accepted: f64,
     pub(super) idle: Option<f64>,
+    /// By how much what is in an update costs more than what was handed out for it.
+    pub(super) cost_bias: Option<f64>,
     pub(super) used: u64,
     pub(super) salvaged: u64,
     pub(super) dropped: u64,
@@ -74,6 +76,7 @@ fn row(case: &Case, full: Option<&Case>) -> Row {
         outcomes.iter().map(figure).sum::<f64>() / outcomes.len().max(1) as f64
     };
     let idle: Option<Vec<f64>> = outcomes.iter().map(|outcome| outcome.idle).collect();
+    let bias: Option<Vec<f64>> = outcomes.iter().map(|outcome| outcome.cost_bias).collect();
     let none = Spread { mean: 0.0, least: 0.0, most: 0.0 };
     Row {
         scenario: case.scenario.clone(),
@@ -89,6 +92,7 @@ fn row(case: &Case, full: Option<&Case>) -> Row {
         final_accuracy: Spread::of(outcomes.iter().map(|o| o.accuracy)).unwrap_or(none),
         accuracy_over_full: over.map(|over| over.mean),
         accepted: mean(&|outcome| outcome.accepted),
+        cost_bias: bias.and_then(Spread::of).map(|bias| bias.mean),
         idle: idle.and_then(Spread::of).map(|idle| idle.mean),
         used: outcomes.iter().map(|outcome| outcome.samples.used).sum(),
         salvaged: outcomes.iter().map(|outcome| outcome.samples.salvaged).sum(),
