@@ -56,6 +56,8 @@ pub struct TrainingConfig {
     pub target_loss: Option<f64>,
     /// Stops after so many epochs.
     pub epochs: u32,
+    /// Stops after so many samples.
+    pub most_samples: u64,
     /// Stops after so many virtual seconds.
     pub seconds: f64,
 }
@@ -225,6 +227,7 @@ impl<'a> Training<'a> {
     fn is_over(&self) -> bool {
         self.record.reached.is_some()
             || !self.record.finite
+            || self.used() >= self.config.most_samples
             || self.now.as_secs_f64() >= self.config.seconds
             || self.coordinator.stop_reason(self.now).is_some()
     }

@@ -106,6 +106,7 @@ fn config() -> TrainingConfig {
         target_accuracy: None,
         target_loss: None,
         epochs: 1_000,
+        most_samples: u64::MAX,
         seconds: 300.0,
     }
 }

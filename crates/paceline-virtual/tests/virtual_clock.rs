@@ -70,6 +70,7 @@ fn config() -> TrainingConfig {
         target_accuracy: None,
         target_loss: None,
         epochs: 2,
+        most_samples: u64::MAX,
         seconds: f64::INFINITY,
     }
 }

@@ -1,5 +1,6 @@
 //! Bench `time-to-accuracy`: who reaches an accuracy first, by real training on a virtual clock and live.
 
+mod data;
 mod live;
 mod study;
 
@@ -40,7 +41,7 @@ const STUDIES: [Study; 6] = [
         name: "embedded-64-others",
         flags: EMBEDDED_64,
         policies: "full,static:0.9,bdsgd,async,stale:64",
-        scenarios: &OF_64,
+        scenarios: &["slow:0:3", "stalls:3"],
     },
     Study {
         name: "mnist-8-others",
@@ -66,6 +67,9 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
     }
     if report.wants("final-accuracy") && !report.quick() {
         final_accuracy(&paceline, report)?;
+    }
+    if report.wants("data") && !report.quick() {
+        data::run(&paceline, report)?;
     }
     if report.wants("live") {
         live::run(&paceline, report)?;

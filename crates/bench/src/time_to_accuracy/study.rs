@@ -25,6 +25,7 @@ pub(super) struct Row {
     pub(super) accuracy_over_full: Option<f64>,
     accepted: f64,
     idle: Option<f64>,
+    pub(super) cost_bias: Option<f64>,
     salvaged: u64,
     used: u64,
     dropped: u64,
@@ -43,6 +44,11 @@ impl Row {
     pub(super) fn seconds(&self) -> Option<f64> {
         let all = self.reached == self.seeds;
         self.seconds_to_target.filter(|_| all).map(|seconds| seconds.mean)
+    }
+
+    /// Final accuracy, in points.
+    pub(super) fn points(&self) -> f64 {
+        100.0 * self.final_accuracy.mean
     }
 
     /// The scenario, for the name of a figure.

@@ -70,8 +70,8 @@ pub(crate) struct CompareArgs {
     /// Seconds between a close and the next round, where an undisturbed worker takes one
     #[arg(long, value_name = "SECONDS", default_value_t = 0.01)]
     pub(super) overhead: f64,
-    /// Study backup workers (Q21): N,b tries N + 0 … N + b workers of which the first N count, and
-    /// says which it would take
+    /// Study backup workers (Q21): of N + b machines the first N, N + 1, … or all count; says which
+    /// numbers it would take and why
     #[arg(long, value_name = "N,b", value_parser = sweep)]
     pub(super) sweep: Option<(u32, u32)>,
     /// Live: real processes on this machine, workers padded to this long a round

@@ -152,6 +152,9 @@ fn line(row: &Row) -> String {
     if row.chosen != row.policy {
         let _ = write!(line, "  chose {}", row.chosen);
     }
+    if let Some(bias) = row.cost_bias {
+        let _ = write!(line, "  samples in updates cost {:+.1} %", 100.0 * bias);
+    }
     if !row.ledger_balanced {
         line += "  THE LEDGER DOES NOT BALANCE";
     }

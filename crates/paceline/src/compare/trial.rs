@@ -190,7 +190,9 @@ pub(super) fn run_virtually(
         evaluate_every: (u64::from(workload.samples) / u64::from(args.evaluations)).max(1),
         target_accuracy: (!args.to_the_end).then_some(args.target_accuracy),
         target_loss: None,
-        epochs: args.epochs,
+        // Where data lives on workers, epochs end when the slowest has done its part of it.
+        epochs: if args.homes { u32::MAX } else { args.epochs },
+        most_samples: u64::from(args.epochs) * u64::from(workload.samples),
         seconds: f64::INFINITY,
     };
     let policy = contender.policy.build_with(model, contender.objective);
