@@ -119,13 +119,23 @@ impl Header {
         }
     }
 
+    /// Bytes of the whole frame, this header included.
+    pub fn frame_len(self) -> usize {
+        HEADER_LEN
+            + match self {
+                Header::Control(len) => len,
+                Header::Block(values) => BLOCK_HEAD_LEN + 4 * values,
+            }
+    }
+
     /// Writes a header.
     pub fn encode(self) -> [u8; HEADER_LEN] {
-        let (kind, len) = match self {
-            Header::Control(len) => (KIND_CONTROL, len),
-            Header::Block(values) => (KIND_BLOCK, BLOCK_HEAD_LEN + 4 * values),
+        let kind = match self {
+            Header::Control(_) => KIND_CONTROL,
+            Header::Block(_) => KIND_BLOCK,
         };
-        let len = u32::try_from(len).expect("frames are bounded far below 4 GiB").to_le_bytes();
+        let len = u32::try_from(self.frame_len() - HEADER_LEN);
+        let len = len.expect("frames are bounded far below 4 GiB").to_le_bytes();
         [kind, 0, 0, 0, len[0], len[1], len[2], len[3]]
     }
 }

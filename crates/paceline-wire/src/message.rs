@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use paceline_core::{BlockClose, LeaveReason, Portion, Straggler, Version, WorkerId};
+use paceline_core::{BlockClose, LeaveReason, Portion, ShardCounts, Straggler, Version, WorkerId};
 use paceline_params::{Layout, OptimizerSpec, ParamHash};
 use serde::{Deserialize, Serialize};
 
@@ -312,6 +312,8 @@ pub enum FromShard {
         version: Version,
         /// Hash of this shard's parameters, where asked for.
         hash: Option<ParamHash>,
+        /// What went through it since the version before.
+        counts: ShardCounts,
     },
     /// The whole state of this version follows.
     Snapshot {

@@ -116,7 +116,7 @@ impl Run {
             }
             FromShard::Rejected { peer, error } => self.ended(Ended::Stranger { peer, error }),
             FromShard::Summed { norms } => self.summed(&norms),
-            FromShard::Applied { hash, .. } => self.applied(hash),
+            FromShard::Applied { hash, counts, .. } => self.applied(index, hash, counts),
             FromShard::Snapshot { version } => self.gathered(index, version, blocks),
         }
     }

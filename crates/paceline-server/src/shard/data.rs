@@ -106,10 +106,14 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
                 Ok(Header::Block(values)) => {
                     partial = self.block(partial, values).await?;
                 }
-                Ok(Header::Control(len)) => match self.reader.control(len).await? {
-                    ToData::Pull { version } => self.pull(version).await?,
-                    ToData::Abandon { .. } => partial = None,
-                },
+                Ok(Header::Control(len)) => {
+                    let message = self.reader.control(len).await?;
+                    self.store.traffic.received(Header::Control(len).frame_len());
+                    match message {
+                        ToData::Pull { version } => self.pull(version).await?,
+                        ToData::Abandon { .. } => partial = None,
+                    }
+                }
             }
         }
     }
@@ -134,6 +138,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         };
         let mut part = self.store.pool.lease(values).expect("a place has room for every block");
         self.reader.values(&mut part).await?;
+        // Before the shard hears of it, or its round might be over without these bytes.
+        self.store.traffic.received(Header::Block(values).frame_len());
         check_finite(&self.store.layout, head.block, base, &part)?;
         partial.parts.push(part);
         if partial.parts.len() < due.len() {
@@ -172,6 +178,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         for (block, values) in (first..).zip(ready.blocks.iter().flat_map(|b| b.iter())) {
             let head = BlockHead { version: ready.version.0, block };
             self.writer.block(head, values).await?;
+            self.store.traffic.sent(Header::Block(values.len()).frame_len());
         }
         Ok(self.writer.flush().await?)
     }

@@ -9,6 +9,7 @@ pub(crate) mod link;
 mod state;
 mod store;
 mod thread;
+mod traffic;
 
 pub(crate) use state::{ShardState, unfolded};
 pub(crate) use store::{Place, Staged, Store};

@@ -1,6 +1,9 @@
 //! The arithmetic of a shard: what is staged, what is folded, what is published.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use paceline_core::{BlockClose, Version, WorkerId};
 use paceline_params::{Block, ParamHash, Spares, Update, fold, norm_squared};
@@ -46,6 +49,7 @@ pub(crate) struct ShardState {
     /// In the sums already.
     folded: Vec<WorkerId>,
     closes: Vec<BlockClose>,
+    fold_time: Duration,
 }
 
 impl ShardState {
@@ -66,6 +70,7 @@ impl ShardState {
             accepted: Vec::new(),
             folded: Vec::new(),
             closes: Vec::new(),
+            fold_time: Duration::ZERO,
             spec,
         })
     }
@@ -121,8 +126,15 @@ impl ShardState {
     fn fold_block<'a>(&mut self, block: usize, staged: impl Iterator<Item = &'a Staged>) {
         let parts: Vec<&[f32]> = staged.map(|staged| &*staged.parts[block]).collect();
         if !parts.is_empty() {
+            let began = Instant::now();
             fold(&mut self.sums[block], std::mem::take(&mut self.fresh[block]), &parts);
+            self.fold_time += began.elapsed();
         }
+    }
+
+    /// Time spent on sums since this was last asked.
+    pub(crate) fn take_fold_time(&mut self) -> Duration {
+        std::mem::take(&mut self.fold_time)
     }
 
     /// Completes the sums of the members of each close, in worker order where they are not folded

@@ -12,6 +12,8 @@ use paceline_params::{BufferPool, Layout, Lease};
 use paceline_wire::message::ShardSpec;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
+use super::traffic::Traffic;
+
 /// A whole contribution to one shard, checked, not yet folded.
 #[derive(Debug)]
 pub(crate) struct Staged {
@@ -49,6 +51,7 @@ pub(crate) struct Store {
     /// One permit for each contribution that may be staged.
     pub(crate) room: Arc<Semaphore>,
     pub(crate) published: watch::Sender<Published>,
+    pub(crate) traffic: Traffic,
     /// How long a peer may be silent where it must speak, or deaf where it must listen.
     pub(crate) patience: Duration,
     sessions: Mutex<BTreeMap<WorkerId, Session>>,
@@ -75,6 +78,7 @@ impl Store {
             pool: Arc::new(BufferPool::new(room * bytes)),
             room: Arc::new(Semaphore::new(room)),
             published: watch::Sender::new(Published::default()),
+            traffic: Traffic::default(),
             patience: spec.patience,
             sessions: Mutex::default(),
             sessions_changed: Notify::new(),
