@@ -18,6 +18,7 @@ pub(crate) struct Summary {
     policy: String,
     workers: u32,
     shards: u32,
+    wire: String,
     /// Rounds that this process closed.
     pub(crate) rounds: u64,
     /// Rounds in all, those before a resume included.
@@ -89,6 +90,7 @@ impl Summary {
             policy: config.policy.to_string(),
             workers: config.workers,
             shards: config.shards,
+            wire: config.wire.to_string(),
             rounds: outcome.rounds,
             version: outcome.version.0,
             seconds: outcome.seconds,

@@ -45,6 +45,7 @@ impl Run {
             straggler: self.config.round.straggler,
             norms: self.config.wants_noise(),
             any_newer: self.core.machine().policy().admissible_lag() > 0,
+            wire: self.config.wire,
             layout: self.layout.clone(),
             shards: self.shards.addresses.clone(),
         }

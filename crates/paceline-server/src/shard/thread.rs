@@ -161,8 +161,8 @@ impl ShardThread {
     }
 
     fn publish(&self, version: Version) {
-        let blocks = self.state.blocks().iter().map(Block::snapshot).collect();
-        self.store.published.send_replace(Published { version, blocks: Some(blocks) });
+        let blocks = Some(self.state.outgoing());
+        self.store.published.send_replace(Published { version, blocks });
     }
 
     fn say(&self, message: FromShard) {
@@ -175,7 +175,7 @@ mod tests {
     use std::time::Duration;
 
     use paceline_core::{BlockClose, Blocks, WorkerId};
-    use paceline_params::{Layout, OptimizerSpec, TensorSpec};
+    use paceline_params::{Layout, OptimizerSpec, TensorSpec, WireType};
 
     use super::*;
 
@@ -184,6 +184,7 @@ mod tests {
             index: 0,
             layout: Layout::new(vec![TensorSpec::new("w", [2])], 2, 1).unwrap(),
             optimizer: OptimizerSpec::SGD,
+            wire: WireType::F32,
             version: Version(0),
             staging: 1,
             fold_at_close: true,
