@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use paceline_core::{LedgerState, RoundConfig, Version};
 use paceline_model::Model;
-use paceline_params::{Checkpoint, FlatVec, LrScaling, TensorSpec, UpdateConfig};
+use paceline_params::{Checkpoint, FlatVec, LrScaling, TensorSpec, UpdateConfig, WireType};
 use paceline_policy::{Objective, PolicySpec};
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +39,8 @@ pub struct ServerConfig {
     pub round: RoundConfig,
     /// How the parameters are cut up and spread.
     pub placement: Placement,
+    /// How gradients and parameters travel between workers and shards.
+    pub wire: WireType,
     /// How an update is made.
     pub update: UpdateConfig,
     /// When the run is over.

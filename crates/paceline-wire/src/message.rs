@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use paceline_core::{BlockClose, LeaveReason, Portion, Straggler, Version, WorkerId};
-use paceline_params::{Layout, OptimizerSpec, ParamHash};
+use paceline_core::{BlockClose, LeaveReason, Portion, ShardCounts, Straggler, Version, WorkerId};
+use paceline_params::{Layout, OptimizerSpec, ParamHash, WireType};
 use serde::{Deserialize, Serialize};
 
 /// The first frame on every connection: who this is and what the connection is for.
@@ -85,6 +85,8 @@ pub struct Job {
     pub norms: bool,
     /// Whether work may be done from a newer version than it was given on: rounds do not wait.
     pub any_newer: bool,
+    /// How gradients and parameters travel.
+    pub wire: WireType,
     /// How the parameters are cut into blocks and spread over shards.
     pub layout: Layout,
     /// Where each shard is; empty means the address the coordinator was reached at.
@@ -265,6 +267,8 @@ pub struct ShardSpec {
     pub layout: Layout,
     /// How updates are made.
     pub optimizer: OptimizerSpec,
+    /// How gradients come in and parameters go out.
+    pub wire: WireType,
     /// The version of the parameters that follow.
     pub version: Version,
     /// Contributions that may be staged at once.
@@ -318,6 +322,8 @@ pub enum FromShard {
         version: Version,
         /// Hash of this shard's parameters, where asked for.
         hash: Option<ParamHash>,
+        /// What went through it since the version before.
+        counts: ShardCounts,
     },
     /// The whole state of this version follows.
     Snapshot {

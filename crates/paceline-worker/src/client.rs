@@ -112,8 +112,7 @@ pub fn run(
         false => None,
     };
     let addresses: Vec<String> = job.shards.iter().map(|at| place(at, &config.address)).collect();
-    let me = (job.worker, job.session);
-    let data = DataPlane::connect(connect, &addresses, &job.layout, token, me).map_err(join)?;
+    let data = DataPlane::connect(connect, &addresses, token, &job).map_err(join)?;
     let total = job.layout.total();
     let parts = job.micro_batches.max(1);
     let until = match (job.any_newer, job.straggler) {

@@ -6,12 +6,12 @@ use std::{
     thread,
 };
 
-use paceline_core::{Version, WorkerId};
-use paceline_params::Layout;
+use paceline_core::Version;
+use paceline_params::{WireType, narrow};
 use paceline_wire::{
     BlockingReader, BlockingWriter, Connect, FrameError,
-    frame::{BlockHead, Header},
-    message::{FromData, Role, ToData},
+    frame::{BlockHead, Header, Values},
+    message::{FromData, Job, Role, ToData},
 };
 
 use crate::client::greet;
@@ -31,6 +31,9 @@ struct Link {
     /// This shard's blocks: number, and elements of the flat vector.
     blocks: Vec<(u32, Range<usize>)>,
     elements: Range<usize>,
+    wire: WireType,
+    /// A block on its way out, where it travels as halves.
+    halves: Vec<u16>,
 }
 
 impl DataPlane {
@@ -38,16 +41,17 @@ impl DataPlane {
     pub(crate) fn connect(
         connect: &dyn Connect,
         addresses: &[String],
-        layout: &Layout,
         token: &str,
-        (worker, session): (WorkerId, u64),
+        job: &Job,
     ) -> Result<Self, FrameError> {
+        let &Job { worker, session, ref layout, wire, .. } = job;
         let link = |(shard, address): (u32, &String)| {
             let role = Role::Data { worker, session, shard };
             let (reader, writer, ()) = greet(connect, address, token, role)?;
             let blocks = layout.shard_blocks(shard).map(|block| (block, layout.block_range(block)));
             let elements = layout.shard_range(shard);
-            Ok(Link { reader, writer, blocks: blocks.collect(), elements })
+            let (blocks, halves) = (blocks.collect(), Vec::new());
+            Ok(Link { reader, writer, blocks, elements, wire, halves })
         };
         let links = (0..).zip(addresses).map(link).collect::<Result<_, FrameError>>()?;
         Ok(DataPlane { links })
@@ -114,20 +118,24 @@ impl Link {
     fn read(&mut self, part: &mut [f32]) -> Result<Version, FrameError> {
         let mut version = None;
         for (block, range) in &self.blocks {
-            let values = match self.reader.header()? {
-                Header::Block(values) => values,
+            let (wire, values) = match self.reader.header()? {
+                Header::Block(wire, values) => (wire, values),
                 Header::Control(len) => {
                     let FromData::Error(error) = self.reader.control(len)?;
                     return Err(FrameError::Refused(error));
                 }
             };
             let head = self.reader.block_head()?;
-            if head.block != *block || values != range.len() {
-                let error = format!("{head:?} of {values} values where block {block} was due");
+            if head.block != *block || wire != self.wire || values != range.len() {
+                let error = format!(
+                    "{head:?} of {values} {wire} values where block {block} of {} {} was due",
+                    range.len(),
+                    self.wire
+                );
                 return Err(FrameError::Unexpected(error));
             }
             let start = range.start - self.elements.start;
-            self.reader.values(&mut part[start..start + values])?;
+            self.reader.values(wire, &mut part[start..start + values])?;
             version = Some(head.version);
         }
         Ok(Version(version.unwrap_or_default()))
@@ -145,7 +153,15 @@ impl Link {
                 return Ok(false);
             }
             let head = BlockHead { version: base.0, block: *block };
-            if let Err(error) = self.writer.block(head, &gradient[range.clone()]) {
+            let values = match self.wire {
+                WireType::F32 => Values::from(&gradient[range.clone()]),
+                WireType::Half(half) => {
+                    self.halves.resize(range.len(), 0);
+                    narrow(half, &gradient[range.clone()], &mut self.halves);
+                    Values::half(half, &self.halves)
+                }
+            };
+            if let Err(error) = self.writer.block(head, values) {
                 // A shard that closes the connection has said why; that is worth more than
                 // "broken pipe".
                 let said = self.reader.message::<FromData>();
@@ -153,5 +169,52 @@ impl Link {
             }
         }
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use paceline_params::Half;
+
+    use super::*;
+
+    const BF16: WireType = WireType::Half(Half::Bf16);
+
+    /// What becomes of a pull of one block of two values, as bf16, that is answered by these bytes.
+    fn pulled(answer: Vec<u8>) -> Result<[f32; 2], String> {
+        let mut link = Link {
+            reader: BlockingReader::new(Box::new(Cursor::new(answer))),
+            writer: BlockingWriter::new(Box::new(std::io::sink())),
+            blocks: vec![(0, 0..2)],
+            elements: 0..2,
+            wire: BF16,
+            halves: Vec::new(),
+        };
+        let mut part = [0.0; 2];
+        link.read(&mut part).map(|_| part).map_err(|error| error.to_string())
+    }
+
+    fn block(wire: WireType, values: usize) -> Vec<u8> {
+        let head = BlockHead { version: 3, block: 0 }.encode(wire, values);
+        [head.to_vec(), [0x80, 0x3f].repeat(values * wire.size() / 2)].concat()
+    }
+
+    #[test]
+    fn blocks_of_another_type_or_length_are_refused_and_named() {
+        assert_eq!(pulled(block(BF16, 2)), Ok([1.0, 1.0]));
+        let due = "where block 0 of 2 bf16 was due";
+        for (wire, values) in [(BF16, 3), (BF16, 0), (WireType::F32, 2), (WireType::F32, 1)] {
+            let error = pulled(block(wire, values)).unwrap_err();
+            assert!(error.contains(&format!("of {values} {wire} values {due}")), "{error}");
+        }
+        let error = pulled(block(WireType::Half(Half::F16), 2)).unwrap_err();
+        assert!(error.contains(&format!("of 2 f16 values {due}")), "{error}");
+        let mut short = block(BF16, 2);
+        short.pop();
+        assert_eq!(pulled(short), Err("connection closed inside a frame".to_owned()));
+        let error = pulled(vec![3, 0, 0, 0, 19, 0, 0, 0]).unwrap_err();
+        assert!(error.contains("19 bytes is not a head and whole bf16 values"), "{error}");
     }
 }

@@ -8,7 +8,7 @@ use std::{fs, path::Path, time::Duration};
 use anyhow::{Context, Result, bail, ensure};
 use paceline_core::{Late, RoundConfig, Straggler};
 use paceline_nn::{CostSpec, DataSource, ModelSpec};
-use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig};
+use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig, WireType};
 use paceline_policy::{Cutoff, Objective, PolicySpec};
 use paceline_server::{Limits, Placement};
 use paceline_wire::frame::MAX_BLOCK;
@@ -64,6 +64,7 @@ pub(crate) struct RunConfig {
     pub(crate) keep_checkpoints: usize,
     pub(crate) staging_mb: u64,
     pub(crate) block_kib: usize,
+    pub(crate) wire: WireType,
     pub(crate) stragglers: String,
     pub(crate) nominal: Option<Span>,
 }
@@ -126,6 +127,7 @@ impl Default for RunConfig {
             keep_checkpoints: 2,
             staging_mb: 2048,
             block_kib: 1024,
+            wire: WireType::F32,
             stragglers: String::new(),
             nominal: None,
         }
@@ -397,6 +399,7 @@ mod tests {
         refused("\n\npolicy = \"fastest\"", &["line 3", "unknown policy `fastest`"]);
         refused("model = \"transformer\"", &["line 1", "transformer"]);
         refused("lr = \"fast\"", &["line 1"]);
+        refused("wire = \"f64\"", &["line 1", "unknown wire type `f64` (known: f32, bf16, f16)"]);
         refused("time-limit = \"soon\"", &["line 1", "soon"]);
         refused("workers = ", &["line 1"]);
     }
@@ -503,7 +506,7 @@ mod tests {
         };
         let names: Vec<String> =
             toml::Table::try_from(config).unwrap().into_iter().map(|(n, _)| n).collect();
-        assert_eq!(names.len(), 36, "a setting that is not drawn");
+        assert_eq!(names.len(), 37, "a setting that is not drawn");
         prop::sample::select(names)
     }
 
@@ -524,6 +527,7 @@ mod tests {
             "step:2:0.5",
             "warmup:3+cosine:9",
             "sqrt",
+            "bf16",
             "norm:2",
             "slow:1:2",
             "kill:0@3",

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use paceline_core::{Late, Straggler};
 use paceline_nn::{CostSpec, DataSource, ModelSpec};
-use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule};
+use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, WireType};
 use paceline_policy::{Objective, PolicySpec};
 use serde::{Serialize, Serializer};
 
@@ -176,6 +176,11 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_BLOCK_KIB", value_name = "KIB")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) block_kib: Option<usize>,
+    /// How gradients and parameters travel: f32, or bf16 or f16 for half the bytes. They are added up
+    /// and kept as f32 [default: f32]
+    #[arg(long, env = "PACELINE_WIRE", value_name = "TYPE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) wire: Option<WireType>,
     /// Slowness on purpose, separated by commas. Inside a worker: slow:WORKER:FACTOR,
     /// stalls:P99_OVER_P50, kill:WORKER@ROUND, node:FIRST-LAST:FACTOR. From outside: hog:WORKER
     /// (a busy loop beside it), crowd:FIRST-LAST (on one core), nice:WORKER:1..19,

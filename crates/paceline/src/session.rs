@@ -262,6 +262,7 @@ fn server_config(
         run_time_model,
         round: config.round(),
         placement: config.placement(others.remote_shards),
+        wire: config.wire,
         update: config.update(),
         limits: config.limits(),
         deterministic: config.deterministic,

@@ -48,6 +48,7 @@ impl Run {
             straggler: self.config.round.straggler,
             norms: self.config.wants_noise(),
             any_newer: self.core.machine().policy().admissible_lag() > 0,
+            wire: self.config.wire,
             layout: self.layout.clone(),
             shards: self.shards.addresses.clone(),
         }
@@ -119,7 +120,7 @@ impl Run {
             }
             FromShard::Rejected { peer, error } => self.ended(Ended::Stranger { peer, error }),
             FromShard::Summed { norms } => self.summed(&norms),
-            FromShard::Applied { hash, .. } => self.applied(hash),
+            FromShard::Applied { hash, counts, .. } => self.applied(index, hash, counts),
             FromShard::Snapshot { version } => self.gathered(index, version, blocks),
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, mpsc};
 
 use paceline_core::{LeaveReason, Version, WorkerId};
-use paceline_params::{Layout, Lease, all_finite};
+use paceline_params::{Half, Lease, WireType, all_finite};
 use paceline_wire::{
     FrameError, FrameReader, FrameWriter,
     frame::{BlockHead, Header},
@@ -27,14 +27,16 @@ pub(crate) enum DataError {
     Frame(#[from] FrameError),
     #[error("block {got} came where block {expected} of shard {shard} was due")]
     WrongBlock { got: u32, expected: u32, shard: u32 },
+    #[error("block {block} came as {got}, this run's wire type is {expected}")]
+    WrongType { block: u32, got: WireType, expected: WireType },
     #[error("block {block} has {got} values, expected {expected}")]
     WrongLength { block: u32, got: usize, expected: usize },
     #[error("block {block} is from {got}, the contribution began with {expected}")]
     MixedVersions { block: u32, got: Version, expected: Version },
     #[error("a contribution from {got} came after one from {last}")]
     Backwards { got: Version, last: Version },
-    #[error("gradient of {tensor} from {base} is not finite at element {element}")]
-    NotFinite { tensor: String, element: usize, base: Version },
+    #[error("gradient of {tensor} from {base} is not finite at element {element}{hint}")]
+    NotFinite { tensor: String, element: usize, base: Version, hint: &'static str },
     #[error("the shard has stopped")]
     Stopped,
 }
@@ -103,13 +105,17 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
             match self.reader.header().await {
                 Err(FrameError::Closed) if partial.is_none() => return Ok(()),
                 Err(error) => return Err(error.into()),
-                Ok(Header::Block(values)) => {
-                    partial = self.block(partial, values).await?;
+                Ok(Header::Block(wire, values)) => {
+                    partial = self.block(partial, wire, values).await?;
                 }
-                Ok(Header::Control(len)) => match self.reader.control(len).await? {
-                    ToData::Pull { version } => self.pull(version).await?,
-                    ToData::Abandon { .. } => partial = None,
-                },
+                Ok(Header::Control(len)) => {
+                    let message = self.reader.control(len).await?;
+                    self.store.traffic.received(Header::Control(len).frame_len());
+                    match message {
+                        ToData::Pull { version } => self.pull(version).await?,
+                        ToData::Abandon { .. } => partial = None,
+                    }
+                }
             }
         }
     }
@@ -117,13 +123,14 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
     async fn block(
         &mut self,
         partial: Option<Partial>,
+        wire: WireType,
         values: usize,
     ) -> Result<Option<Partial>, DataError> {
         let head = self.reader.block_head().await?;
         let base = Version(head.version);
         let due = self.store.layout.shard_blocks(self.store.index);
         let expected = due.start + partial.as_ref().map_or(0, |p| p.parts.len() as u32);
-        check_block(&self.store.layout, self.store.index, head.block, expected, values)?;
+        check_block(&self.store, head.block, expected, (wire, values))?;
         let mut partial = match partial {
             Some(partial) if partial.base == base => partial,
             Some(partial) => {
@@ -133,8 +140,10 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
             None => self.begin(base).await?,
         };
         let mut part = self.store.pool.lease(values).expect("a place has room for every block");
-        self.reader.values(&mut part).await?;
-        check_finite(&self.store.layout, head.block, base, &part)?;
+        self.reader.values(wire, &mut part).await?;
+        // Before the shard hears of it, or its round might be over without these bytes.
+        self.store.traffic.received(Header::Block(wire, values).frame_len());
+        check_finite(&self.store, head.block, base, &part)?;
         partial.parts.push(part);
         if partial.parts.len() < due.len() {
             return Ok(Some(partial));
@@ -170,8 +179,10 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
             .clone();
         let first = self.store.layout.shard_blocks(self.store.index).start;
         for (block, values) in (first..).zip(ready.blocks.iter().flat_map(|b| b.iter())) {
+            let values = values.values();
             let head = BlockHead { version: ready.version.0, block };
             self.writer.block(head, values).await?;
+            self.store.traffic.sent(values.header().frame_len());
         }
         Ok(self.writer.flush().await?)
     }
@@ -182,16 +193,18 @@ async fn permit(of: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, DataError> 
 }
 
 fn check_block(
-    layout: &Layout,
-    shard: u32,
+    store: &Store,
     got: u32,
     expected: u32,
-    values: usize,
+    (wire, values): (WireType, usize),
 ) -> Result<(), DataError> {
-    if got != expected || got >= layout.blocks() {
-        return Err(DataError::WrongBlock { got, expected, shard });
+    if got != expected || got >= store.layout.blocks() {
+        return Err(DataError::WrongBlock { got, expected, shard: store.index });
     }
-    match layout.block_range(got).len() {
+    if wire != store.wire {
+        return Err(DataError::WrongType { block: got, got: wire, expected: store.wire });
+    }
+    match store.layout.block_range(got).len() {
         len if len == values => Ok(()),
         expected => Err(DataError::WrongLength { block: got, got: values, expected }),
     }
@@ -199,16 +212,23 @@ fn check_block(
 
 /// Checked while the values are still in the cache, and before anybody counts on them.
 fn check_finite(
-    layout: &Layout,
+    Store { layout, wire, .. }: &Store,
     block: u32,
     base: Version,
     values: &[f32],
 ) -> Result<(), DataError> {
     let Err(index) = all_finite(values) else { return Ok(()) };
+    let hint = match wire {
+        WireType::Half(Half::F16) if values[index].is_infinite() => {
+            " as f16, which ends at 65504; use --wire bf16"
+        }
+        _ => "",
+    };
     let flat = layout.block_range(block).start + index;
     let (tensor, range) = layout
         .tensor_ranges()
         .find(|(_, range)| range.contains(&flat))
         .expect("tensors tile the flat vector");
-    Err(DataError::NotFinite { tensor: tensor.name.clone(), element: flat - range.start, base })
+    let (tensor, element) = (tensor.name.clone(), flat - range.start);
+    Err(DataError::NotFinite { tensor, element, base, hint })
 }

@@ -9,9 +9,10 @@ pub(crate) mod link;
 mod state;
 mod store;
 mod thread;
+mod traffic;
 
 pub(crate) use state::{ShardState, unfolded};
-pub(crate) use store::{Place, Staged, Store};
+pub(crate) use store::{Outgoing, Place, Staged, Store};
 pub(crate) use thread::{LocalShard, ShardInbox, spawn};
 
 use paceline_params::Block;

@@ -8,9 +8,11 @@ use std::{
 };
 
 use paceline_core::{Version, WorkerId};
-use paceline_params::{BufferPool, Layout, Lease};
-use paceline_wire::message::ShardSpec;
+use paceline_params::{BufferPool, Half, Layout, Lease, WireType};
+use paceline_wire::{frame::Values, message::ShardSpec};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+
+use super::traffic::Traffic;
 
 /// A whole contribution to one shard, checked, not yet folded.
 #[derive(Debug)]
@@ -37,7 +39,23 @@ pub(crate) struct Place {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Published {
     pub(crate) version: Version,
-    pub(crate) blocks: Option<Arc<[Arc<Vec<f32>>]>>,
+    pub(crate) blocks: Option<Arc<[Outgoing]>>,
+}
+
+/// A block of parameters, as workers are sent it.
+#[derive(Debug, Clone)]
+pub(crate) enum Outgoing {
+    F32(Arc<Vec<f32>>),
+    Half(Half, Arc<[u16]>),
+}
+
+impl Outgoing {
+    pub(crate) fn values(&self) -> Values<'_> {
+        match self {
+            Outgoing::F32(values) => values.as_slice().into(),
+            Outgoing::Half(half, bits) => Values::half(*half, bits),
+        }
+    }
 }
 
 /// Shared by a shard's thread and the tasks of its data connections.
@@ -45,10 +63,12 @@ pub(crate) struct Published {
 pub(crate) struct Store {
     pub(crate) index: u32,
     pub(crate) layout: Layout,
+    pub(crate) wire: WireType,
     pub(crate) pool: Arc<BufferPool>,
     /// One permit for each contribution that may be staged.
     pub(crate) room: Arc<Semaphore>,
     pub(crate) published: watch::Sender<Published>,
+    pub(crate) traffic: Traffic,
     /// How long a peer may be silent where it must speak, or deaf where it must listen.
     pub(crate) patience: Duration,
     sessions: Mutex<BTreeMap<WorkerId, Session>>,
@@ -72,9 +92,11 @@ impl Store {
         Store {
             index: spec.index,
             layout: spec.layout.clone(),
+            wire: spec.wire,
             pool: Arc::new(BufferPool::new(room * bytes)),
             room: Arc::new(Semaphore::new(room)),
             published: watch::Sender::new(Published::default()),
+            traffic: Traffic::default(),
             patience: spec.patience,
             sessions: Mutex::default(),
             sessions_changed: Notify::new(),
