@@ -1,0 +1,283 @@
+//! Incast: 64 workers push 4 MB each at once through one link of 1 Gbit/s with a short queue.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader},
+    os::unix::process::CommandExt,
+    process::{Child, Command, Stdio},
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use paceline_core::{EventKind, LeaveReason};
+
+use super::tcp;
+use crate::{
+    paceline::Paceline,
+    processes::{Processes, address, wait},
+    report::Report,
+};
+
+const WORKERS: usize = 64;
+const PARAMS: usize = 1_000_000;
+
+/// Bytes a second of the link, headers included.
+const LINK: f64 = 1e9 / 8.0;
+
+/// Between a pull and its push, so that pushes are told apart: nothing moves meanwhile.
+const PAUSE: Duration = Duration::from_millis(600);
+
+/// Slower than this share of the link is a trickle: control messages, acknowledgements.
+const TRICKLE: f64 = 0.05;
+
+const GOALS: [(&str, &str); 4] = [
+    ("incast_goodput", ">= 0.9"),
+    ("incast_timeouts", "<= 0"),
+    ("incast_lost_workers", "<= 0"),
+    ("incast_control_p99_ms", "<= 50"),
+];
+
+pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
+    let link = match Link::lay(paceline) {
+        Ok(link) => link,
+        Err(error) => {
+            for (name, goal) in GOALS {
+                report.skip(name, goal, &format!("no link of its own here: {error:#}"));
+            }
+            return Ok(());
+        }
+    };
+    let rounds = if report.quick() { 2 } else { 8 };
+    let watch = Watch::start(&link);
+    let latencies = push_rounds(paceline, &link, rounds)?;
+    let bursts = bursts(&watch.end()?);
+    let seconds: f64 = bursts.iter().sum();
+    let payload = (rounds * WORKERS * PARAMS * size_of::<f32>()) as f64;
+    let note = format!(
+        "of 1 Gbit/s through a queue of 256 KiB, in {rounds} rounds of {WORKERS} × 4 MB; {:.2} s a \
+         push on the link, which carries 0.956 at most besides headers",
+        seconds / bursts.len() as f64
+    );
+    // A push that broke off for long counts as two, with the time between them left out.
+    if bursts.len() == rounds {
+        report.at_least("incast_goodput", payload / seconds / LINK, 0.9, note);
+    } else {
+        let note = format!("{rounds} pushes came in {} bursts: the link stood still", bursts.len());
+        report.at_least("incast_goodput", 0.0, 0.9, note);
+    }
+    let note = "retransmission time-outs of TCP on the workers' side";
+    report.at_most("incast_timeouts", link.timeouts()?, 0.0, note);
+    let events = paceline.events("incast")?;
+    let lost = events.iter().filter(|event| match &event.kind {
+        EventKind::WorkerLeft { why, .. } => *why != LeaveReason::Finished,
+        _ => false,
+    });
+    report.at_most("incast_lost_workers", lost.count() as f64, 0.0, "of 64");
+    let note = format!(
+        "ms from a sign of life to its answer by the coordinator, over the same link, p99 of {}; \
+         median {:.1}, worst {:.1}",
+        latencies.len(),
+        percentile(&latencies, 0.5),
+        percentile(&latencies, 1.0)
+    );
+    report.at_most("incast_control_p99_ms", percentile(&latencies, 0.99), 50.0, note);
+    Ok(())
+}
+
+/// Runs `rounds` rounds with all workers behind the link; returns, sorted, how many milliseconds
+/// their signs of life took there and back.
+fn push_rounds(paceline: &Paceline, link: &Link, rounds: usize) -> Result<Vec<f64>> {
+    const TOKEN: (&str, &str) = ("PACELINE_TOKEN", "incast");
+    let args = format!(
+        "server --name incast --bind {}:0 --workers {WORKERS} --model synthetic:{PARAMS} --batch 1 \
+         --micro-batches 1 --policy full --rounds {rounds} --checkpoint-every 1000000 {}",
+        link.here,
+        tcp(paceline)?
+    );
+    let args: Vec<&str> = args.split_whitespace().collect();
+    let mut server = paceline.command(&args);
+    server.env(TOKEN.0, TOKEN.1).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut all = Processes(vec![server.spawn()?]);
+    let address = address(&mut all.0[0])?;
+    let folder = tempfile::tempdir()?;
+    let log = folder.path().join("workers.log");
+    let said = File::options().create(true).append(true).open(&log)?;
+    for _ in 0..WORKERS {
+        let pause = format!("{}ms", PAUSE.as_millis());
+        let worker =
+            paceline.command(&["worker", "--tied", "--connect", &address, "--nominal", &pause]);
+        let mut worker = link.behind(&worker);
+        worker.env(TOKEN.0, TOKEN.1).env("PACELINE_LOG", "debug").env("NO_COLOR", "1");
+        worker.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said.try_clone()?);
+        all.0.push(worker.spawn()?);
+    }
+    wait("the end of the run", || Ok(all.0[0].try_wait()?.is_some()))?;
+    let status = all.0[0].wait()?;
+    ensure!(status.success(), "the run through the link failed: {status}");
+    let text = fs::read_to_string(&log)?;
+    let micros = text.lines().filter_map(|line| {
+        line.split_once("answered after ")?.1.split_once(" us")?.0.parse::<f64>().ok()
+    });
+    let mut latencies: Vec<f64> = micros.map(|micros| micros / 1e3).collect();
+    latencies.sort_by(f64::total_cmp);
+    Ok(latencies)
+}
+
+/// Of sorted values; NaN of none.
+fn percentile(sorted: &[f64], share: f64) -> f64 {
+    let at = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+}
+
+/// A namespace behind a link whose way to us is limited. `paceline link` keeps it, and takes it away
+/// when this is dropped, or this process ends in any way.
+struct Link {
+    keeper: Child,
+    namespace: String,
+    device: String,
+    here: String,
+}
+
+impl Link {
+    fn lay(paceline: &Paceline) -> Result<Self> {
+        let owner = std::process::id();
+        let mut keeper = paceline
+            .command(&["link", "--owner", &owner.to_string(), "--worker", "0", "--rate", "1gbit"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // Ctrl-C is for us: it sees that we are gone, and then takes the link away.
+            .process_group(0)
+            .spawn()?;
+        let mut ends = String::new();
+        let stdout = keeper.stdout.take().context("a link without words")?;
+        BufReader::new(stdout).read_line(&mut ends)?;
+        let Some((here, _)) = ends.split_once(' ') else {
+            let said = keeper.wait_with_output()?.stderr;
+            anyhow::bail!("{}", String::from_utf8_lossy(&said).trim());
+        };
+        // As it names them.
+        let (namespace, device) = (format!("paceline-{owner}-w0"), format!("pl{owner}w0"));
+        let link = Link { keeper, namespace, device, here: here.to_owned() };
+        // Only the way to us is narrow, as at a server's port: pulls are then over before pushes begin.
+        tool("tc", &format!("qdisc del dev {} root", link.device))?;
+        let limit = "root tbf rate 1gbit burst 128kb limit 256kb";
+        tool("tc", &format!("-n {} qdisc replace dev eth0 {limit}", link.namespace))?;
+        Ok(link)
+    }
+
+    /// The same command, behind the link.
+    fn behind(&self, command: &Command) -> Command {
+        let mut behind = Command::new("ip");
+        behind.args(["netns", "exec", &self.namespace]).arg(command.get_program());
+        behind.args(command.get_args());
+        behind
+    }
+
+    /// Retransmission time-outs behind the link so far.
+    fn timeouts(&self) -> Result<f64> {
+        let words = format!("netns exec {} cat /proc/net/netstat", self.namespace);
+        let text = tool("ip", &words)?;
+        let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
+        let (names, values) = (lines.next().unwrap_or(""), lines.next().unwrap_or(""));
+        let mut both = names.split(' ').zip(values.split(' '));
+        let found = both.find(|(name, _)| *name == "TCPTimeouts");
+        let count = found.and_then(|(_, count)| count.parse().ok());
+        count.context("the kernel does not count time-outs")
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
+    }
+}
+
+/// Runs a tool of iproute2 and returns what it says.
+fn tool(name: &str, words: &str) -> Result<String> {
+    let output = Command::new(name).args(words.split_whitespace()).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "`{name} {words}` said: {}", said.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// What came through a link: seconds, and bytes by then.
+type Sample = (f64, u64);
+
+/// Looks at a link's count of bytes every few milliseconds, on a thread of its own.
+struct Watch {
+    run: mpsc::Sender<()>,
+    samples: thread::JoinHandle<Result<Vec<Sample>>>,
+}
+
+impl Watch {
+    fn start(link: &Link) -> Self {
+        let path = format!("/sys/class/net/{}/statistics/rx_bytes", link.device);
+        let (run, over) = mpsc::channel();
+        let began = Instant::now();
+        let samples = thread::spawn(move || {
+            let mut samples = Vec::new();
+            while over.recv_timeout(Duration::from_millis(5)) == Err(RecvTimeoutError::Timeout) {
+                let bytes = fs::read_to_string(&path)?.trim().parse()?;
+                samples.push((began.elapsed().as_secs_f64(), bytes));
+            }
+            Ok(samples)
+        });
+        Watch { run, samples }
+    }
+
+    fn end(self) -> Result<Vec<Sample>> {
+        drop(self.run);
+        self.samples.join().expect("reading a file does not panic")
+    }
+}
+
+/// How many seconds each burst of bytes lasted. Bursts are apart by more than half a pause.
+fn bursts(samples: &[Sample]) -> Vec<f64> {
+    let mut bursts: Vec<(f64, f64)> = Vec::new();
+    for pair in samples.windows(2) {
+        let ((from, before), (to, after)) = (pair[0], pair[1]);
+        if (after - before) as f64 <= TRICKLE * LINK * (to - from) {
+            continue;
+        }
+        match bursts.last_mut() {
+            Some((_, end)) if from - *end <= PAUSE.as_secs_f64() / 2.0 => *end = to,
+            _ => bursts.push((from, to)),
+        }
+    }
+    bursts.iter().map(|(start, end)| end - start).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bursts_are_apart_by_more_than_half_a_pause() {
+        // Bytes come for 1 s, stall for 0.2 s, come for 0.5 s; and for 0.3 s after a pause.
+        let flows =
+            |t: f64| (0.0..1.0).contains(&t) || (1.2..1.7).contains(&t) || (2.4..2.7).contains(&t);
+        let mut bytes = 0;
+        let samples: Vec<Sample> = (0..800)
+            .map(|i| {
+                let at = f64::from(i) * 0.005;
+                bytes += if flows(at) { 500_000 } else { 300 };
+                (at, bytes)
+            })
+            .collect();
+        let found = bursts(&samples);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!((found[0] - 1.7).abs() < 0.02 && (found[1] - 0.3).abs() < 0.02, "{found:?}");
+    }
+
+    #[test]
+    fn percentiles_are_values_that_were_there() {
+        let sorted: Vec<f64> = (1..=200).map(f64::from).collect();
+        assert_eq!((percentile(&sorted, 0.5), percentile(&sorted, 0.99)), (100.0, 198.0));
+        assert_eq!(percentile(&sorted, 1.0), 200.0);
+        assert!(percentile(&[], 0.5).is_nan());
+    }
+}
