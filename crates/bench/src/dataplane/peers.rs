@@ -58,7 +58,7 @@ impl Peer {
     ];
 
     fn home(&self) -> PathBuf {
-        workspace().join("target/peers").join(self.name)
+        root().join("target/peers").join(self.name)
     }
 
     fn interpreter(&self) -> PathBuf {
@@ -133,10 +133,13 @@ fn run(tool: &str, words: &str) -> Result<(), String> {
     }
     let output = command.output().map_err(|error| format!("failed to run {tool}: {error}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
-    match output.status.success() {
-        true => Ok(()),
-        false => {
-            Err(format!("`{tool} {words}` said: {}", said.lines().last().unwrap_or("nothing")))
-        }
-    }
+    let error = format!("`{tool} {words}` said: {}", said.lines().last().unwrap_or("nothing"));
+    // Where the project lies is not the reason.
+    let error = error.replace(&format!("{}/", root().display()), "");
+    if output.status.success() { Ok(()) } else { Err(error) }
+}
+
+/// The project's root, as others spell it in what they say.
+fn root() -> PathBuf {
+    workspace().canonicalize().unwrap_or_else(|_| workspace())
 }

@@ -35,11 +35,12 @@ const PATIENCE: Duration = Duration::from_secs(40);
 
 pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let cores = thread::available_parallelism()?.get() as f64;
-    let mut table = "## Scaling\n\nCores kept busy, by thread of the server, and by all worker \
-                     processes together.\n\n| workers | model | shards | rounds/s | coordinator | \
-                     connections | shards' threads | recorder | workers' | bottleneck |\n\
-                     |---|---|---|---|---|---|---|---|---|---|\n"
-        .to_owned();
+    let mut table =
+        "## Scaling\n\nCores kept busy: by threads of the server, by all worker processes, \
+                     and by whatever else runs here.\n\n| workers | model | shards | rounds/s | \
+                     coordinator | connections | shards' threads | recorder | workers' | others' | \
+                     bottleneck |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
+            .to_owned();
     for (model, params) in MODELS {
         for workers in WORKERS {
             let name = format!("rounds_per_s_{}_{workers}", model.replace(' ', "_"));
@@ -61,13 +62,14 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
                 let _ = writeln!(
                     table,
                     "| {workers} | {model} | {shards} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | \
-                     {:.2} | {bottleneck} |",
+                     {:.2} | {:.2} | {bottleneck} |",
                     row.rate,
                     of("coordinator"),
                     of("connections"),
                     of("shard"),
                     of("recorder"),
-                    of("workers")
+                    of("workers"),
+                    of("others")
                 );
                 if *shards == 2 {
                     report.tell(&name, row.rate, format!("2 shards; bottleneck: {bottleneck}"));
@@ -131,8 +133,8 @@ impl Row {
 
     /// A single thread that is always busy; or all cores together, and who has most of them.
     fn bottleneck(&self, cores: f64) -> String {
-        let single = self.cores.iter().filter(|(name, _)| name.as_str() != "workers");
-        let single = single.filter(|(name, _)| name.as_str() != "connections");
+        let several = ["connections", "workers", "others"];
+        let single = self.cores.iter().filter(|(name, _)| !several.contains(&name.as_str()));
         let busiest = |(_, a): &(&String, &f64), (_, b): &(&String, &f64)| a.total_cmp(b);
         if let Some((name, _)) = single.max_by(busiest).filter(|(_, cores)| **cores > BUSY) {
             return format!("the thread of {name}");

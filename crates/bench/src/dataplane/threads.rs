@@ -1,4 +1,4 @@
-//! Who uses the processor: times of a server's threads, and of its workers' processes.
+//! Who uses the processor: times of a server's threads, of its workers' processes, and of others.
 
 use std::{collections::BTreeMap, fs, time::Instant};
 
@@ -33,6 +33,8 @@ impl Accounts {
                 *seconds.entry("workers".to_owned()).or_default() += stat.seconds;
             }
         }
+        let ours: f64 = seconds.values().sum();
+        seconds.insert("others".to_owned(), machine()? - ours);
         Ok(Accounts { at, seconds })
     }
 
@@ -45,6 +47,15 @@ impl Accounts {
         };
         self.seconds.iter().map(used).collect()
     }
+}
+
+/// Seconds that all cores have been busy, by whomever.
+fn machine() -> Result<f64> {
+    let text = fs::read_to_string("/proc/stat")?;
+    let fields = text.lines().next().unwrap_or_default().split_whitespace().skip(1);
+    let ticks: Vec<f64> = fields.map(str::parse).collect::<Result<_, _>>()?;
+    // user nice system idle iowait irq softirq steal; guests are counted among users.
+    Ok([0, 1, 2, 5, 6, 7].iter().filter_map(|&at| ticks.get(at)).sum::<f64>() / TICKS)
 }
 
 /// A line of the kernel's about a process or a thread.
