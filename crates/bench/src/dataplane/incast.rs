@@ -158,7 +158,8 @@ impl Link {
         let link = Link { keeper, namespace, device, here: here.to_owned() };
         // Only the way to us is narrow, as at a server's port: pulls are then over before pushes begin.
         tool("tc", &format!("qdisc del dev {} root", link.device))?;
-        let limit = "root tbf rate 1gbit burst 128kb limit 256kb";
+        // A burst is what comes in a tick of the kernel's clock (4 ms), or the rate is not reached.
+        let limit = "root tbf rate 1gbit burst 500kb limit 256kb";
         tool("tc", &format!("-n {} qdisc replace dev eth0 {limit}", link.namespace))?;
         Ok(link)
     }
@@ -198,8 +199,8 @@ fn tool(name: &str, words: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// What came through a link: seconds, and bytes by then.
-type Sample = (f64, u64);
+/// What a link has carried by a moment, in seconds: bytes to us, and from us.
+type Sample = (f64, u64, u64);
 
 /// Looks at a link's count of bytes every few milliseconds, on a thread of its own.
 struct Watch {
@@ -209,14 +210,17 @@ struct Watch {
 
 impl Watch {
     fn start(link: &Link) -> Self {
-        let path = format!("/sys/class/net/{}/statistics/rx_bytes", link.device);
+        let folder = format!("/sys/class/net/{}/statistics", link.device);
+        let bytes = move |file: &str| -> Result<u64> {
+            Ok(fs::read_to_string(format!("{folder}/{file}"))?.trim().parse()?)
+        };
         let (run, over) = mpsc::channel();
         let began = Instant::now();
         let samples = thread::spawn(move || {
             let mut samples = Vec::new();
             while over.recv_timeout(Duration::from_millis(5)) == Err(RecvTimeoutError::Timeout) {
-                let bytes = fs::read_to_string(&path)?.trim().parse()?;
-                samples.push((began.elapsed().as_secs_f64(), bytes));
+                let (came, went) = (bytes("rx_bytes")?, bytes("tx_bytes")?);
+                samples.push((began.elapsed().as_secs_f64(), came, went));
             }
             Ok(samples)
         });
@@ -230,11 +234,12 @@ impl Watch {
 }
 
 /// How many seconds bytes were being pushed in so many rounds: the longest breaks are those between
-/// rounds, and any other is a stall.
+/// rounds, and any other is a stall. While more goes out than comes in, what comes in acknowledges
+/// pulls.
 fn pushing(samples: &[Sample], rounds: usize) -> f64 {
     let moving = |pair: &&[Sample]| {
-        let ((from, before), (to, after)) = (pair[0], pair[1]);
-        (after - before) as f64 > TRICKLE * LINK * (to - from)
+        let (came, went) = (pair[1].1 - pair[0].1, pair[1].2 - pair[0].2);
+        came > went && came as f64 > TRICKLE * LINK * (pair[1].0 - pair[0].0)
     };
     let spells: Vec<_> = samples.windows(2).filter(moving).map(|p| (p[0].0, p[1].0)).collect();
     let mut breaks: Vec<f64> = spells.windows(2).map(|pair| pair[1].0 - pair[0].1).collect();
@@ -249,14 +254,16 @@ mod tests {
 
     #[test]
     fn the_longest_breaks_are_between_rounds_and_others_are_stalls() {
-        // Bytes come for 1 s, stall for 0.2 s, come for 0.5 s; and for 0.3 s after a pause.
-        let flows = [0.0..1.0, 1.2..1.7, 2.4..2.7];
-        let mut bytes = 0;
+        // Bytes come for 1 s, stall for 0.2 s, come for 0.5 s; and for 0.3 s after a pause, in which
+        // others go and are acknowledged.
+        let flows = [0.0..1.0, 1.2..1.7, 1.9..2.0, 3.0..3.3];
+        let (mut came, mut went) = (0, 0);
         let samples: Vec<Sample> = (0..800)
             .map(|i| {
                 let at = f64::from(i) * 0.005;
-                bytes += if flows.iter().any(|flow| flow.contains(&at)) { 500_000 } else { 300 };
-                (at, bytes)
+                came += if flows.iter().any(|flow| flow.contains(&at)) { 500_000 } else { 300 };
+                went += if flows[2].contains(&at) { 9_000_000 } else { 20_000 };
+                (at, came, went)
             })
             .collect();
         let found = pushing(&samples, 2);
