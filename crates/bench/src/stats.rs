@@ -41,20 +41,37 @@ impl fmt::Display for Interval {
     }
 }
 
-/// Measures a and b in the order a b b a, `pairs` times, so that slow drift of the machine cancels,
-/// and returns b / a.
+/// Measures a and b in the order a b b a, `pairs` times, and returns b / a.
 pub(crate) fn abba_ratio(
     pairs: usize,
     mut a: impl FnMut() -> Result<f64>,
     mut b: impl FnMut() -> Result<f64>,
 ) -> Result<Interval> {
-    let mut logs = Vec::with_capacity(pairs);
+    let turns = interleaved(pairs, 2, |who| if who == 0 { a() } else { b() })?;
+    Ok(ratio(&turns[0], &turns[1]))
+}
+
+/// Measures `contestants` there and back (a b c c b a), `pairs` times, so that slow drift of the
+/// machine cancels between any two of them; returns what was measured of each.
+pub(crate) fn interleaved(
+    pairs: usize,
+    contestants: usize,
+    mut measure: impl FnMut(usize) -> Result<f64>,
+) -> Result<Vec<Vec<f64>>> {
+    let mut turns = vec![Vec::with_capacity(2 * pairs); contestants];
     for _ in 0..pairs {
-        let (a1, b1) = (a()?, b()?);
-        let (b2, a2) = (b()?, a()?);
-        logs.push(((b1 * b2) / (a1 * a2)).ln() / 2.0);
+        for who in (0..contestants).chain((0..contestants).rev()) {
+            turns[who].push(measure(who)?);
+        }
     }
-    Ok(interval(&logs))
+    Ok(turns)
+}
+
+/// b / a of what [`interleaved`] measured.
+pub(crate) fn ratio(a: &[f64], b: &[f64]) -> Interval {
+    let pairs = a.chunks(2).zip(b.chunks(2));
+    let log = |turn: &[f64]| turn.iter().map(|value| value.ln()).sum::<f64>() / turn.len() as f64;
+    interval(&pairs.map(|(a, b)| log(b) - log(a)).collect::<Vec<_>>())
 }
 
 /// Of logarithms: the interval of their exponentials.

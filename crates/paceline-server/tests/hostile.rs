@@ -9,6 +9,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use common::{
@@ -410,7 +411,7 @@ fn a_worker_has_one_data_connection_to_a_shard() {
 fn a_flood_of_messages_does_not_stop_the_run() {
     attacked(endless(), |server| {
         let mut rogue = Rogue::join(server.address);
-        let flood = encode_control(&FromWorker::Heartbeat).repeat(5000);
+        let flood = encode_control(&FromWorker::Heartbeat { sent: Duration::ZERO }).repeat(5000);
         let enough = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&enough);
         let flooding = thread::spawn(move || {

@@ -130,6 +130,11 @@ pub enum ToWorker {
     Stop(String),
     /// It is shown out for what it did; why, for people. The connection closes.
     Expelled(String),
+    /// A sign of life was heard: how long a word takes there and back.
+    Heard {
+        /// When that was sent, as the worker said.
+        sent: Duration,
+    },
 }
 
 /// From a worker to the coordinator.
@@ -141,7 +146,10 @@ pub enum FromWorker {
         samples: u32,
     },
     /// Still here.
-    Heartbeat,
+    Heartbeat {
+        /// When, on the worker's own clock.
+        sent: Duration,
+    },
     /// So many micro-batches are done.
     Progress {
         /// The version it works from.

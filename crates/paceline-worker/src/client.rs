@@ -7,7 +7,7 @@ use std::{
         mpsc::{self, RecvTimeoutError},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use paceline_core::{Costs, EpochOrder, OrderSpec, Straggler, WorkerId};
@@ -99,9 +99,10 @@ pub fn run(
     let role = Role::Worker { wish: config.wish, name: config.name.clone() };
     let (reader, writer, job) =
         greet::<Job>(connect, &config.address, token, role).map_err(join)?;
-    let voice = Voice { writer: Arc::new(Mutex::new(writer)) };
+    let clock = Instant::now();
+    let voice = Voice { writer: Arc::new(Mutex::new(writer)), clock };
     let mailbox = Arc::new(Mailbox::default());
-    listen(reader, job.worker, Arc::clone(&mailbox));
+    listen(reader, job.worker, Arc::clone(&mailbox), clock);
     let _alive = voice.give_signs_of_life(&job);
     let _parting = Parting(voice.clone());
 
@@ -182,10 +183,14 @@ fn place(shard: &str, coordinator: &str) -> String {
     }
 }
 
-fn listen(mut reader: Reader, me: WorkerId, mailbox: Arc<Mailbox>) {
+fn listen(mut reader: Reader, me: WorkerId, mailbox: Arc<Mailbox>, clock: Instant) {
     let listen = move || {
         loop {
             match reader.message::<ToWorker>() {
+                Ok(ToWorker::Heard { sent }) => {
+                    let took = clock.elapsed().saturating_sub(sent);
+                    tracing::debug!("answered after {} us", took.as_micros());
+                }
                 Ok(message) => mailbox.deliver(me, message),
                 Err(error) => return mailbox.hang_up(error.to_string()),
             }
@@ -218,6 +223,8 @@ impl Drop for Parting {
 #[derive(Clone)]
 struct Voice {
     writer: Arc<Mutex<Writer>>,
+    /// What signs of life are dated by.
+    clock: Instant,
 }
 
 impl Voice {
@@ -233,7 +240,8 @@ impl Voice {
         let (voice, every) = (self.clone(), job.heartbeat);
         let beat = move || {
             while ended.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-                if voice.say(FromWorker::Heartbeat).is_err() {
+                let sent = voice.clock.elapsed();
+                if voice.say(FromWorker::Heartbeat { sent }).is_err() {
                     return;
                 }
             }

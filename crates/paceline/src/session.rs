@@ -340,6 +340,7 @@ fn told_to_stop() -> Result<impl Future<Output = ()>> {
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(crate::host::cores().clamp(1, 4))
+        .thread_name("connections")
         .enable_all()
         .build()
         .context("failed to start the runtime")

@@ -3,14 +3,12 @@
 use anyhow::Result;
 
 use crate::{
-    limits::{socket_round, stream_add},
+    exchange::{BYTES, Exchange, PARAMS, bare_seconds},
+    limits::stream_add,
     paceline::Paceline,
     report::Report,
     stats::{Interval, abba_ratio, median},
 };
-
-const PARAMS: usize = 25_000_000;
-const BYTES: usize = PARAMS * size_of::<f32>();
 
 /// Bare sockets and the real thing take turns, so that a slow spell of the machine meets both.
 pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
@@ -21,16 +19,18 @@ pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
             report.skip(&name, ">= 0.7", "takes longer than a quick run");
             continue;
         }
+        let flags = "--optimizer sgd".to_owned();
+        let exchange = Exchange { params: PARAMS, workers, shards: 2, rounds, flags };
         let (mut bare, mut real, mut memory) = (Vec::new(), Vec::new(), Vec::new());
         let ratio = abba_ratio(
             pairs,
             || {
-                memory.push(stream_add(PARAMS));
-                real.push(median(&real_rounds(paceline, workers, rounds, real.len())?));
+                memory.push(stream_add(PARAMS, 1));
+                real.push(exchange.seconds(paceline)?);
                 Ok(real[real.len() - 1])
             },
             || {
-                bare.push(median(&bare_rounds(workers)?));
+                bare.push(bare_seconds(workers)?);
                 Ok(bare[bare.len() - 1])
             },
         )?;
@@ -45,19 +45,6 @@ struct Times {
     bare: f64,
     real: f64,
     memory: f64,
-}
-
-fn bare_rounds(workers: usize) -> Result<Vec<f64>> {
-    (0..3).map(|_| Ok(socket_round(workers, BYTES)?.as_secs_f64())).collect()
-}
-
-fn real_rounds(paceline: &Paceline, workers: usize, rounds: u64, turn: usize) -> Result<Vec<f64>> {
-    let args = format!(
-        "--model synthetic:{PARAMS} --workers {workers} --shards 2 --policy full --rounds {rounds} \
-         --batch 1 --micro-batches 1 --optimizer sgd --checkpoint-every 1000000 --staging-mb 4096"
-    );
-    let run = paceline.train(&format!("plane-{workers}-{turn}"), &args)?;
-    Ok(run.round_times(2).iter().map(|time| time.as_secs_f64()).collect())
 }
 
 fn record(report: &mut Report, workers: usize, ratio: &Interval, times: &Times) {

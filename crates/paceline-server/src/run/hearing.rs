@@ -57,7 +57,10 @@ impl Run {
     pub(super) fn hear(&mut self, worker: WorkerId, message: FromWorker) {
         let now = self.now();
         let heard = match message {
-            FromWorker::Heartbeat => Ok(()),
+            FromWorker::Heartbeat { sent } => {
+                self.workers.answer(worker, sent, now, self.config.heartbeat / 4);
+                Ok(())
+            }
             FromWorker::Ready { samples } => {
                 self.join(worker, samples).map_err(LeaveReason::Misbehaved)
             }
