@@ -15,7 +15,7 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// A mean over ABBA pairs with its 95 % confidence interval, best and worst.
+/// A mean over pairs with its 95 % confidence interval, best and worst.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Interval {
     pairs: usize,
@@ -31,10 +31,10 @@ impl fmt::Display for Interval {
         let Interval { pairs, mean, low, high, worst, best } = self;
         match pairs {
             // One pair says nothing of how far the next would be from it.
-            1 => write!(f, "one ABBA pair: {mean:.2}, without an interval"),
+            1 => write!(f, "one pair: {mean:.2}, without an interval"),
             _ => write!(
                 f,
-                "{pairs} ABBA pairs: mean {mean:.2}, 95 % {low:.2}–{high:.2}, worst {worst:.2}, \
+                "{pairs} pairs: mean {mean:.2}, 95 % {low:.2}–{high:.2}, worst {worst:.2}, \
                  best {best:.2}"
             ),
         }
@@ -72,6 +72,18 @@ pub(crate) fn ratio(a: &[f64], b: &[f64]) -> Interval {
     let pairs = a.chunks(2).zip(b.chunks(2));
     let log = |turn: &[f64]| turn.iter().map(|value| value.ln()).sum::<f64>() / turn.len() as f64;
     interval(&pairs.map(|(a, b)| log(b) - log(a)).collect::<Vec<_>>())
+}
+
+/// b / a, where the two were measured under the same conditions one by one.
+pub(crate) fn paired_ratio(a: &[f64], b: &[f64]) -> Interval {
+    interval(&a.iter().zip(b).map(|(a, b)| (b / a).ln()).collect::<Vec<_>>())
+}
+
+/// b - a of such, and the lower end of its 95 % interval.
+pub(crate) fn paired_difference(a: &[f64], b: &[f64]) -> (f64, f64) {
+    // The logarithm of a ratio of exponentials is a difference.
+    let found = interval(&a.iter().zip(b).map(|(a, b)| b - a).collect::<Vec<_>>());
+    (found.mean.ln(), found.low.ln())
 }
 
 /// Of logarithms: the interval of their exponentials.

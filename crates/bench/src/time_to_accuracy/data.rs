@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::{
-    Study,
+    SEEDS, Study,
     study::{Row, compare, table},
 };
 use crate::{paceline::Paceline, report::Report};
@@ -15,6 +15,7 @@ const HOMES: Study = Study {
             --target-accuracy 0.8 --homes",
     policies: "full,static:6/impatient/abort,static:6/abort,static:6/reweigh/abort,auto,auto/reweigh",
     scenarios: &["slow:0:3,slow:1:3"],
+    seeds: SEEDS,
 };
 
 /// Samples of which one in twenty is 2.7 times as dear as most.
@@ -24,6 +25,7 @@ const COSTS: Study = Study {
             --costs lognormal:0.6",
     policies: "full/unbalanced,full,auto/unbalanced,auto",
     scenarios: &["none"],
+    seeds: SEEDS,
 };
 
 pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {

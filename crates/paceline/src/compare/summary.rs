@@ -36,6 +36,8 @@ pub(super) struct Row {
     pub(super) reached: usize,
     /// Seconds to the target, of those that reached it.
     pub(super) seconds_to_target: Option<Spread>,
+    /// The same, seed by seed; nothing where it was not reached.
+    pub(super) seconds_by_seed: Vec<Option<f64>>,
     /// How many times sooner than full sync, seed by seed.
     pub(super) speed_up: Option<Spread>,
     /// Samples a second of a clairvoyant, over full sync.
@@ -43,6 +45,8 @@ pub(super) struct Row {
     /// The speed-up's share of that.
     pub(super) of_bound: Option<f64>,
     pub(super) final_accuracy: Spread,
+    /// The same, seed by seed.
+    pub(super) accuracy_by_seed: Vec<f64>,
     /// Points above full sync's, seed by seed: the mean.
     pub(super) accuracy_over_full: Option<f64>,
     /// Contributions in a round.
@@ -86,10 +90,12 @@ fn row(case: &Case, full: Option<&Case>) -> Row {
         seeds: outcomes.len(),
         reached: outcomes.iter().filter(|outcome| outcome.reached.is_some()).count(),
         seconds_to_target: Spread::of(outcomes.iter().filter_map(|outcome| outcome.reached)),
+        seconds_by_seed: outcomes.iter().map(|outcome| outcome.reached).collect(),
         bound: case.bound,
         of_bound: speed_up.map(|speed_up| speed_up.mean / case.bound),
         speed_up,
         final_accuracy: Spread::of(outcomes.iter().map(|o| o.accuracy)).unwrap_or(none),
+        accuracy_by_seed: outcomes.iter().map(|outcome| outcome.accuracy).collect(),
         accuracy_over_full: over.map(|over| over.mean),
         accepted: mean(&|outcome| outcome.accepted),
         cost_bias: bias.and_then(Spread::of).map(|bias| bias.mean),
