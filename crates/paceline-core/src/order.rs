@@ -35,6 +35,11 @@ impl Costs {
         Costs { of, batch, whole }
     }
 
+    /// Tells costs apart: the order of an epoch depends on every one of them.
+    pub fn fingerprint(of: &[f32]) -> u64 {
+        of.iter().fold(of.len() as u64, |hash, cost| mix(hash ^ u64::from(cost.to_bits())))
+    }
+
     /// What these samples cost, next to a mean batch.
     pub fn share(&self, samples: &[u32]) -> f64 {
         let cost = |&sample: &u32| self.of.get(sample as usize).copied().map_or(0.0, f64::from);

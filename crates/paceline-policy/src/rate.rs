@@ -43,8 +43,10 @@ impl Rate {
         self.opened(record.round, record.opened);
         let keep = 1.0 - 1.0 / MEMORY;
         self.weight = keep * self.weight + record.weight;
-        let came = record.run_times.iter().filter(|(_, time)| !time.is_censored()).count();
-        let each = record.weight / came.max(1) as f64;
+        let whole = record.run_times.iter().filter(|(_, time)| !time.is_censored()).count();
+        let parts: f64 = record.salvaged.iter().map(|(_, share)| share).sum();
+        let came = whole as f64 + parts;
+        let each = if came > 0.0 { record.weight / came } else { record.weight };
         self.whole = keep * self.whole + each * record.run_times.len() as f64;
         self.open = keep * self.open + record.closed.since(record.opened).as_secs_f64();
         self.between *= keep;

@@ -19,8 +19,8 @@ pub struct ServerConfig {
     pub data: String,
     /// What its samples cost, as the user wrote it, empty if they are all alike; workers are told.
     pub costs: String,
-    /// Whether batches are balanced by that.
-    pub balance: bool,
+    /// By what exactly batches are balanced, if they are (`Costs::fingerprint`).
+    pub balance: Option<u64>,
     /// Seed of sample order, model and generated data.
     pub seed: u64,
     /// Samples in an epoch.
@@ -142,16 +142,16 @@ pub struct SavedState {
 
 impl SavedState {
     /// By what batches are balanced, in words: the sample order depends on all of it.
-    pub fn balance(balance: bool, costs: &str, batch: u32) -> String {
-        match balance && !costs.is_empty() {
-            true => format!("by {costs} in batches of {batch}"),
-            false => "none".to_owned(),
+    pub fn balance(fingerprint: Option<u64>, batch: u32) -> String {
+        match fingerprint {
+            Some(costs) => format!("by the costs {costs:016x} in batches of {batch}"),
+            None => "none".to_owned(),
         }
     }
 }
 
 fn unbalanced() -> String {
-    SavedState::balance(false, "", 0)
+    SavedState::balance(None, 0)
 }
 
 impl Start {

@@ -277,6 +277,11 @@ impl<'a> Training<'a> {
             self.due.pop();
             if self.is_due(worker, base, part) {
                 self.finished(worker, part);
+                // Where every arrival makes a round, none waits for those of the same moment.
+                if self.coordinator.machine().policy().admissible_lag() > 0 {
+                    self.coordinator.advance(self.now);
+                    self.act();
+                }
             }
         }
     }
@@ -423,8 +428,11 @@ impl<'a> Training<'a> {
     fn stop(&mut self, worker: WorkerId) {
         let slot = &mut self.workers[worker.0 as usize];
         let Some(task) = slot.task.take() else { return };
-        slot.free_at = task.end(task.done + 1);
-        slot.busy += slot.free_at.since(task.began).as_secs_f64();
+        // It may still be at what it was cut in before.
+        if task.began < self.now {
+            slot.free_at = task.end(task.done + 1);
+            slot.busy += slot.free_at.since(task.began).as_secs_f64();
+        }
         let salvages = self.config.straggler == Straggler::Salvage;
         if salvages && task.done > 0 && self.coordinator.machine().phase() != Phase::Closed {
             self.contribute(worker, &task);

@@ -71,8 +71,9 @@ pub struct Job {
     pub data: String,
     /// What its samples cost, as the user wrote it; empty if they are all alike.
     pub costs: String,
-    /// Whether batches are balanced by that.
-    pub balance: bool,
+    /// By what exactly batches are balanced, if they are (`Costs::fingerprint`): workers that know other
+    /// costs would have another sample order.
+    pub balance: Option<u64>,
     /// Samples in an epoch.
     pub samples: u32,
     /// Samples of a round's work, usually.

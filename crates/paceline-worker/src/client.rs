@@ -107,11 +107,13 @@ pub fn run(
     let _parting = Parting(voice.clone());
 
     let (mut compute, samples) = prepare(&job).map_err(WorkerError::Prepare)?;
-    let costs = compute.costs().map(|costs| Costs::new(costs, job.batch));
-    let balance = match job.balance {
-        true => Some(costs.clone().ok_or_else(unknown_costs)?),
-        false => None,
-    };
+    let costs = compute.costs();
+    let known = costs.as_deref().map(Costs::fingerprint);
+    if job.balance.is_some() && job.balance != known {
+        return Err(other_costs());
+    }
+    let costs = costs.map(|costs| Costs::new(costs, job.batch));
+    let balance = costs.clone().filter(|_| job.balance.is_some());
     let addresses: Vec<String> = job.shards.iter().map(|at| place(at, &config.address)).collect();
     let data = DataPlane::connect(connect, &addresses, token, &job).map_err(join)?;
     let total = job.layout.total();
@@ -143,8 +145,9 @@ pub fn run(
     work(&mut bench, &voice)
 }
 
-fn unknown_costs() -> WorkerError {
-    let why = "the run balances batches by what samples cost, which is not known here";
+fn other_costs() -> WorkerError {
+    let why = "the run balances batches by what samples cost, which is unknown or different here; give \
+               --costs the file that the server has";
     WorkerError::Prepare(why.to_owned())
 }
 

@@ -502,11 +502,13 @@ mod tests {
             checkpoint_every: Some(1),
             nominal: Some(Span::secs(1)),
             straggler: Some(Straggler::Abort),
+            costs: Some("lognormal:1".to_owned()),
+            run_time_model: Some(String::new()),
             ..RunConfig::default()
         };
         let names: Vec<String> =
             toml::Table::try_from(config).unwrap().into_iter().map(|(n, _)| n).collect();
-        assert_eq!(names.len(), 37, "a setting that is not drawn");
+        assert_eq!(names.len(), 40, "a setting that is not drawn");
         prop::sample::select(names)
     }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use paceline_core::{Event, Ledger, StopReason, Version};
+use paceline_core::{Costs, Event, Ledger, StopReason, Version};
 use paceline_model::Model;
 use paceline_params::{FlatVec, checkpoint};
 use paceline_server::{
@@ -90,6 +90,8 @@ impl Session {
         let costs = config.costs()?;
         let workload = Workload::load(config.model, &config.data, config.seed)?
             .costing(costs.as_ref(), config.seed)?;
+        let costs = workload.costs.as_deref().filter(|_| config.balance);
+        let balance = costs.map(Costs::fingerprint);
         let (tensors, params) = workload.begin(config.seed)?;
         let fresh = Start {
             tensors,
@@ -102,7 +104,7 @@ impl Session {
         let run_time_model = model::load(config.run_time_model.as_deref().map(Path::new))?;
         let (dir, start) = match resumed {
             Some(dir) => {
-                let start = resume(&dir, &config, &fresh)?;
+                let start = resume(&dir, &config, balance, &fresh)?;
                 config.name = dir.name();
                 check_unfinished(&dir, &config, &start, workload.samples)?;
                 dir.write_config(&config)?;
@@ -110,7 +112,11 @@ impl Session {
             }
             None => (RunDir::create(&mut config)?, fresh),
         };
-        let server = server_config(&config, run_time_model, &dir, workload.samples, others)?;
+        let samples = workload.samples;
+        let server = ServerConfig {
+            balance,
+            ..server_config(&config, run_time_model, &dir, samples, others)?
+        };
         for doubt in config.doubts() {
             say(format_args!("note: {doubt}"));
         }
@@ -184,7 +190,7 @@ impl Session {
 }
 
 /// The last checkpoint of a run, if it fits what is to be trained now.
-fn resume(dir: &RunDir, config: &RunConfig, fresh: &Start) -> Result<Start> {
+fn resume(dir: &RunDir, config: &RunConfig, balance: Option<u64>, fresh: &Start) -> Result<Start> {
     let path = checkpoint::latest(&dir.checkpoints())?;
     let path = path.with_context(|| format!("{} has no checkpoint", dir.path().display()))?;
     let saved = checkpoint::read(&path)?;
@@ -194,8 +200,7 @@ fn resume(dir: &RunDir, config: &RunConfig, fresh: &Start) -> Result<Start> {
     };
     let (optimizer, model) = (saved.optimizer.to_string(), saved.model.clone());
     let (start, state) = Start::resume(saved).with_context(context)?;
-    let costs = config.costs.as_deref().unwrap_or_default();
-    let balance = SavedState::balance(config.balance, costs, config.batch);
+    let balance = SavedState::balance(balance, config.batch);
     let now = [
         ("model", model, config.model.to_string()),
         ("optimizer", optimizer, config.optimizer.to_string()),
@@ -252,7 +257,7 @@ fn server_config(
         model: config.model.to_string(),
         data: config.data.to_string(),
         costs: config.costs.clone().unwrap_or_default(),
-        balance: config.costs.is_some() && config.balance,
+        balance: None,
         seed: config.seed,
         samples,
         batch: config.batch,

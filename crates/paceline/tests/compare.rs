@@ -52,13 +52,23 @@ fn what_cannot_be_compared_is_named() {
     let place = Place::new();
     place.run("compare --policies auto/quickly").failed(2, &["quickly", "salvage"]);
     place.run("compare --scenario lazy:1").failed(2, &["lazy:1", "trace:FILE"]);
-    place.run(&format!("{SMALL} --scenario slow:9:2")).failed(1, &["4 workers, numbered from 0"]);
-    place.run(&format!("{SMALL} --scenario hog:0")).failed(1, &["it needs --live"]);
+    place.run(&format!("{SMALL} --scenario slow:9:2")).failed(2, &["4 workers, numbered from 0"]);
+    place.run(&format!("{SMALL} --scenario hog:0")).failed(2, &["it needs --live"]);
     place.run(&format!("{SMALL} --scenario trace:nowhere.csv")).failed(1, &["nowhere.csv"]);
     place.run("compare --sweep 8").failed(2, &["N,b"]);
+    place.run("compare --sweep 4294967295,3").failed(2, &["N,b"]);
+    place.run("compare --policies auto/fold/abort").failed(2, &["fold", "finish"]);
+    place.run("compare --policies static:3/rebalance").failed(2, &["rebalance", "filter"]);
+    place.run("compare --policies auto/reweigh").failed(2, &["--homes"]);
+    place.run("compare --policies auto/unbalanced").failed(2, &["--costs"]);
+    place.run("compare --scenario kill:1@3").failed(2, &["kill", "--live"]);
+    place.run("compare --lr 0").failed(2, &["--lr"]);
     fs::create_dir(place.path("mine")).unwrap();
     place.write("mine/results.jsonl", "my own notes\n");
     place.run(&format!("{SMALL} --out mine")).failed(1, &["line 1", "not a result"]);
+    fs::write(place.path("mine/results.jsonl"), [0xff, b'\n']).unwrap();
+    place.run(&format!("{SMALL} --out mine")).failed(1, &["failed to read", "results.jsonl"]);
+    assert_eq!(fs::read(place.path("mine/results.jsonl")).unwrap(), [0xff, b'\n']);
 }
 
 #[test]
@@ -72,4 +82,23 @@ fn live_runs_are_compared_by_their_logs() {
     assert!(
         rows.iter().all(|row| row["ledger_balanced"] == true && row["used"].as_u64() > Some(0))
     );
+}
+
+#[test]
+fn a_learning_rate_at_which_training_diverges_is_said_and_not_chosen() {
+    let place = Place::new();
+    let small = SMALL.replace("softmax", "mlp");
+    let args = format!("{small} --policies full --scenario none --lr 1e30 --json");
+    let row = rows(&place.run(&args).ok().stdout).remove(0);
+    assert_eq!((row["diverged"].as_u64(), row["reached"].as_u64()), (Some(1), Some(0)), "{row}");
+    let told = place.run(&format!("{small} --policies full --scenario none --lr 1e30")).ok();
+    assert!(told.stdout.contains("1 of 1 seeds diverged"), "{}", told.stdout);
+}
+
+#[test]
+fn the_race_may_be_to_a_loss() {
+    let place = Place::new();
+    let args = SMALL.replace("--target-accuracy 0.12", "--target-loss 2.4");
+    let told = place.run(&format!("{args} --policies full --scenario none")).ok();
+    assert!(told.stdout.contains("seconds to a test loss of 2.4"), "{}", told.stdout);
 }

@@ -362,6 +362,9 @@ fn batches_are_balanced_by_what_samples_cost_and_a_resume_keeps_the_order() {
     let resume = "train --resume even --rounds 45";
     place.run(&format!("{resume} --batch 4")).failed(1, &["balance of batches", "batches of 4"]);
     place.run(resume).ok();
+    let other: String = (0..12_000).map(|i| if i % 2 == 1 { "10\n" } else { "1\n" }).collect();
+    place.write("lengths.txt", &other);
+    place.run("train --resume even --rounds 50").failed(1, &["balance of batches", "the costs"]);
     place.write("lengths.txt", "1\n2\n");
     place.run(rounds).failed(1, &["lengths.txt: 2 costs for", "samples"]);
 }

@@ -22,8 +22,8 @@ struct Study {
     seeds: u32,
 }
 
-/// The same for all: two learning rates tried for every policy and scenario.
-const COMMON: &str = "--tune 2 --micro-batches 8";
+/// The same for all: three learning rates tried for every policy and scenario.
+const COMMON: &str = "--tune 3 --micro-batches 8";
 const SEEDS: u32 = 5;
 const EMBEDDED_64: &str = "--workers 64 --batch 8 --lr 0.0075 --evaluations 4 --epochs 10 \
                            --target-accuracy 0.8";

@@ -20,7 +20,7 @@ pub(super) struct Row {
     seconds_to_target: Option<Spread>,
     seconds_by_seed: Vec<Option<f64>>,
     pub(super) speed_up: Option<Spread>,
-    bound: f64,
+    bound: Option<f64>,
     pub(super) of_bound: Option<f64>,
     final_accuracy: Spread,
     accuracy_by_seed: Vec<f64>,
@@ -124,10 +124,10 @@ pub(super) fn table(name: &str, rows: &[Row]) -> String {
         let or_dash = |value: Option<f64>| value.map_or("–".to_owned(), |v| format!("{v:.2}"));
         let _ = writeln!(
             text,
-            "| {} (bound {:.2}) | {}{chosen} | {seconds}{missed} | {} | {} | {:.2} % | {:.1} | {} | \
+            "| {} (bound {}) | {}{chosen} | {seconds}{missed} | {} | {} | {:.2} % | {:.1} | {} | \
              {:.1} % | {} | {} |",
             row.short(),
-            row.bound,
+            or_dash(row.bound),
             row.policy,
             or_dash(row.speed_up.map(|speed_up| speed_up.mean)),
             or_dash(row.of_bound),

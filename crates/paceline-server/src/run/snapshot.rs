@@ -54,10 +54,7 @@ impl Run {
             ledger: self.core.ledger().state(),
             seed: self.config.seed,
             data: self.config.data.clone(),
-            balance: {
-                let config = &self.config;
-                SavedState::balance(config.balance, &config.costs, config.batch)
-            },
+            balance: SavedState::balance(self.config.balance, self.config.batch),
         };
         self.snapshot = Some(Snapshot {
             version: self.progress.version,

@@ -36,7 +36,7 @@ pub fn config(workers: usize) -> ServerConfig {
         model: "quadratic".to_owned(),
         data: "none".to_owned(),
         costs: String::new(),
-        balance: false,
+        balance: None,
         seed: 1,
         samples: SAMPLES,
         batch: 8,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use paceline_nn::{CostSpec, DataSource, ModelSpec};
 
-use super::{contender::Contender, scenario::Scenario};
+use super::{contender::Contender, scenario::Scenario, target::Target};
 
 #[derive(Debug, Args)]
 pub(crate) struct CompareArgs {
@@ -51,6 +51,9 @@ pub(crate) struct CompareArgs {
     /// The test accuracy to reach, 0 to 1
     #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
     pub(super) target_accuracy: f64,
+    /// The test loss to reach, instead of an accuracy
+    #[arg(long, value_name = "LOSS", conflicts_with = "target_accuracy")]
+    pub(super) target_loss: Option<f64>,
     /// Whoever has not reached it by then has not
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) epochs: u32,
@@ -85,11 +88,48 @@ pub(crate) struct CompareArgs {
     pub(super) json: bool,
 }
 
+impl CompareArgs {
+    pub(super) fn target(&self) -> Target {
+        self.target_loss.map_or(Target::Accuracy(self.target_accuracy), Target::Loss)
+    }
+
+    /// What does not go together.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let positive = |value: f64| value > 0.0 && value.is_finite();
+        let rules = [
+            ((0.0..=1.0).contains(&self.target_accuracy), "--target-accuracy must be from 0 to 1"),
+            (self.target_loss.is_none_or(positive), "--target-loss must be a positive number"),
+            (positive(self.lr.into()), "--lr must be a positive number"),
+            (self.overhead == 0.0 || positive(self.overhead), "--overhead must not be negative"),
+            (self.micro_batches <= self.batch, "--micro-batches are at most --batch"),
+            (
+                !(self.homes && self.live.is_some()),
+                "--homes is for the virtual clock, not for --live",
+            ),
+        ];
+        if let Some((_, wrong)) = rules.iter().find(|(holds, _)| !holds) {
+            return Err((*wrong).to_owned());
+        }
+        self.policies.iter().try_for_each(|contender| {
+            let why = match () {
+                () if (contender.reweigh || contender.impatient) && !self.homes => {
+                    "reweigh and impatient are for data that lives on workers (--homes)"
+                }
+                () if contender.unbalanced && self.costs.is_none() => "unbalanced needs --costs",
+                () => return Ok(()),
+            };
+            Err(format!("`{contender}`: {why}"))
+        })
+    }
+}
+
 fn sweep(text: &str) -> Result<(u32, u32), String> {
     let wrong = || "write N,b: workers that count and most backups (8,4)".to_owned();
     let (workers, backups) = text.split_once(',').ok_or_else(wrong)?;
     match (workers.trim().parse(), backups.trim().parse()) {
-        (Ok(workers), Ok(backups)) if workers > 0 && workers + backups <= 4096 => {
+        (Ok(workers), Ok(backups))
+            if (1..=4096).contains(&workers) && backups <= 4096 - workers =>
+        {
             Ok((workers, backups))
         }
         _ => Err(wrong()),

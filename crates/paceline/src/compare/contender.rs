@@ -100,7 +100,17 @@ impl FromStr for Contender {
                 }
             }
         }
-        Ok(contender)
+        let foresees = matches!(contender.policy, PolicySpec::Auto | PolicySpec::Filter(_));
+        let finishes = contender.straggler == Some(Straggler::Finish);
+        let wrong = match () {
+            () if contender.late == Late::Fold && !finishes => "fold is for stragglers that finish",
+            () if contender.rebalance && !foresees => "rebalance goes with auto or filter",
+            () if contender.reweigh && contender.objective == Objective::Progress => {
+                "reweigh and progress do not go together: weights hide the noise scale"
+            }
+            () => return Ok(contender),
+        };
+        Err(format!("`{text}`: {wrong}"))
     }
 }
 

@@ -3,12 +3,13 @@
 use std::{fs, process::Command};
 
 use anyhow::{Context, Result, ensure};
-use paceline_core::{Event, EventKind, SampleCounts};
+use paceline_core::{Event, EventKind, SampleCounts, StopReason};
 
 use super::{
     args::CompareArgs,
     contender::Contender,
-    trial::{Outcome, Trial, crossing, thinned},
+    target::Target,
+    trial::{Outcome, Trial, thinned},
 };
 use crate::span::Span;
 
@@ -18,6 +19,7 @@ pub(super) fn run(
     trial: &Trial,
     contender: &Contender,
     nominal: Span,
+    samples: u32,
 ) -> Result<Outcome> {
     let exe = std::env::current_exe().context("failed to find this program")?;
     let runs = args.out.join("live");
@@ -50,24 +52,25 @@ pub(super) fn run(
     set("seed", trial.seed.to_string());
     set("epochs", args.epochs.to_string());
     set("nominal", nominal.to_string());
-    let samples = paceline_nn::embedded::TRAIN_SAMPLES as u32;
     set("eval-every", (samples / rounds.max(1)).max(1).to_string());
     if trial.scenario != "none" {
         set("stragglers", trial.scenario.clone());
     }
-    if !args.to_the_end {
-        set("target-accuracy", args.target_accuracy.to_string());
+    if let (false, Target::Accuracy(accuracy)) = (args.to_the_end, args.target()) {
+        set("target-accuracy", accuracy.to_string());
     }
     let output = command.output().context("failed to start a live run")?;
-    ensure!(
-        output.status.success(),
-        "the live run {name} failed: {}",
-        String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default()
-    );
     let log = runs.join(&name).join("events.jsonl");
     let text = fs::read_to_string(&log).context("failed to read a live run's log")?;
     let events: Result<Vec<Event>, _> = text.lines().map(serde_json::from_str).collect();
-    Ok(outcome(&events.context("failed to read a live run's log")?, args))
+    let outcome = outcome(&events.context("failed to read a live run's log")?, args);
+    // A learning rate that is too high is an outcome; whatever else fails is not.
+    ensure!(
+        output.status.success() || outcome.diverged,
+        "the live run {name} failed: {}",
+        String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default()
+    );
+    Ok(outcome)
 }
 
 fn fingerprint(trial: &Trial) -> Result<u64> {
@@ -86,6 +89,7 @@ fn outcome(events: &[Event], args: &CompareArgs) -> Outcome {
         .map_or(0.0, |event| event.at.as_secs_f64());
     let (mut accuracies, mut cutoffs, mut noise) = (Vec::new(), Vec::new(), Vec::new());
     let (mut samples, mut balanced, mut seconds) = (SampleCounts::default(), false, 0.0);
+    let (mut losses, mut diverged) = (Vec::new(), false);
     let mut updated = std::collections::BTreeMap::new();
     for event in events {
         let at = event.at.as_secs_f64() - began;
@@ -97,18 +101,22 @@ fn outcome(events: &[Event], args: &CompareArgs) -> Outcome {
                 seconds = at;
             }
             // Parameters were as good when they were made as when they had been measured.
-            EventKind::Evaluated { version, accuracy, .. } => {
-                accuracies.push((updated.get(version).copied().unwrap_or(at), *accuracy));
+            EventKind::Evaluated { version, accuracy, loss } => {
+                let at = updated.get(version).copied().unwrap_or(at);
+                accuracies.push((at, *accuracy));
+                losses.push((at, *loss));
             }
-            EventKind::Stopped { samples: counts, ledger, .. } => {
+            EventKind::Stopped { samples: counts, ledger, reason } => {
                 (samples, balanced) = (*counts, ledger.balanced);
+                diverged = matches!(reason, StopReason::Diverged(_));
             }
             _ => {}
         }
     }
     let accepted: f64 = cutoffs.iter().map(|(_, accepted)| accepted).sum();
     Outcome {
-        reached: crossing(&accuracies, args.target_accuracy),
+        reached: args.target().reached(&accuracies, &losses),
+        diverged,
         seconds,
         accuracy: accuracies.last().map_or(0.0, |&(_, accuracy)| accuracy),
         rounds: cutoffs.len(),

@@ -8,11 +8,12 @@ mod scenario;
 mod store;
 mod study;
 mod summary;
+mod target;
 mod trial;
 
 use std::process::ExitCode;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use paceline_core::Straggler;
 use paceline_policy::{Cutoff, PolicySpec};
 
@@ -22,7 +23,7 @@ use scenario::Scenario;
 use store::Store;
 use study::Study;
 
-use crate::{model, progress::Progress, workload::Workload};
+use crate::{config::Usage, model, progress::Progress, workload::Workload};
 
 /// Shown by `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -43,11 +44,7 @@ Exit codes: 0 done, 1 something cannot be read or written, 2 wrong usage.";
 const SCENARIOS: [&str; 2] = ["none", "stalls:3"];
 
 pub(crate) fn run(mut args: CompareArgs) -> Result<ExitCode> {
-    ensure!((0.0..=1.0).contains(&args.target_accuracy), "--target-accuracy must be from 0 to 1");
-    ensure!(args.lr > 0.0 && args.lr.is_finite(), "--lr must be a positive number");
-    ensure!(args.overhead >= 0.0 && args.overhead.is_finite(), "--overhead must not be negative");
-    ensure!(args.micro_batches <= args.batch, "--micro-batches are at most --batch");
-    ensure!(!(args.homes && args.live.is_some()), "--homes is for the virtual clock, not --live");
+    args.check().map_err(Usage)?;
     if args.scenario.is_empty() {
         args.scenario = SCENARIOS.map(|text| text.parse().expect("a scenario")).to_vec();
     }
@@ -72,11 +69,11 @@ pub(crate) fn run(mut args: CompareArgs) -> Result<ExitCode> {
             println!("{}", serde_json::to_string(row)?);
         }
     } else {
-        print!("{}", summary::text(&rows, args.target_accuracy));
+        print!("{}", summary::text(&rows, args.target()));
         notes.iter().for_each(|note| println!("\n{note}"));
     }
     let path = args.out.join("page.html");
-    report::page(&cases, &rows, args.target_accuracy, &notes).write(&path)?;
+    report::page(&cases, &rows, args.target(), &notes).write(&path)?;
     eprintln!("wrote {}", path.display());
     Ok(ExitCode::SUCCESS)
 }

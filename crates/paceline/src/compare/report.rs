@@ -1,26 +1,28 @@
 //! The page of a comparison.
 
-use super::{study::Case, summary::Row};
+use super::{study::Case, summary::Row, target::Target};
 use crate::page::{Axis, LineChart, Page, Section, Series, Table};
 
 /// The most policies that a chart shows: it has colours for no more.
 const LINES: usize = 6;
 
-pub(super) fn page(cases: &[Case], rows: &[Row], target: f64, notes: &[String]) -> Page {
+pub(super) fn page(cases: &[Case], rows: &[Row], target: Target, notes: &[String]) -> Page {
     let mut page = Page::new("Paceline: time to accuracy, policy by policy");
     let mut scenarios: Vec<&str> = rows.iter().map(|row| row.scenario.as_str()).collect();
     scenarios.dedup();
     for scenario in scenarios {
         let rows: Vec<&Row> = rows.iter().filter(|row| row.scenario == scenario).collect();
         let cases: Vec<&Case> = cases.iter().filter(|case| case.scenario == scenario).collect();
-        let lead = format!(
-            "Target: {:.1} % test accuracy. A clairvoyant gets {:.2}× the samples a second of full \
-             sync here.",
-            100.0 * target,
-            rows[0].bound
-        );
+        let bound = rows[0].bound.map_or(String::new(), |bound| {
+            format!(" A clairvoyant gets {bound:.2}× the samples a second of full sync here.")
+        });
+        let shown = match cases.len() > LINES {
+            true => format!(" Charts show the first {LINES} policies."),
+            false => String::new(),
+        };
+        let lead = format!("Target: {target}.{bound}{shown}");
         let mut section = Section::new(scenario).lead(&lead).table(&table(&rows));
-        for note in notes.iter().filter(|note| note.starts_with(scenario)) {
+        for note in notes.iter().filter(|note| note.starts_with(&format!("{scenario}: "))) {
             section = section.text(note);
         }
         let section = section
@@ -103,16 +105,16 @@ fn over_time(
 
 /// Progress a second (targets reached in a thousand seconds) against the cutoff, a point a policy.
 fn against_cutoff(rows: &[&Row]) -> LineChart {
-    let mut points: Vec<(f64, f64)> = rows
-        .iter()
-        .filter_map(|row| Some((row.accepted, 1e3 / row.seconds_to_target?.mean)))
-        .collect();
-    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    // A line of one point is a dot.
+    let series = rows.iter().take(LINES).filter_map(|row| {
+        let point = (row.accepted, 1e3 / row.seconds_to_target?.mean);
+        Some(Series::line(row.policy.clone(), vec![point, point]))
+    });
     LineChart {
         title: "Progress against cutoff, a point a policy".to_owned(),
         x: Axis::linear("contributions a round"),
         y: Axis::linear("targets in 1,000 s"),
-        series: vec![Series::line("policies", points)],
+        series: series.collect(),
         ..LineChart::default()
     }
 }

@@ -8,6 +8,8 @@ use paceline_trace::{ReadOptions, SyntheticSpec, Trace, generate, read};
 use paceline_virtual::Paced;
 use paceline_worker::SlownessSpec;
 
+use crate::config::Usage;
+
 /// Run-times: as a live run is slowed, as a trace says, or drawn like one.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Scenario {
@@ -64,25 +66,36 @@ pub(super) enum Conditions {
 }
 
 impl Conditions {
-    pub(super) fn new(scenario: &Scenario, workers: u32) -> Result<Conditions> {
+    pub(super) fn new(scenario: &Scenario, workers: u32, live: bool) -> Result<Conditions> {
         let trace = match scenario {
             Scenario::Slowed(spec) => {
+                ensure!(
+                    live || (0..workers).all(|worker| spec.killed_at(worker).is_none()),
+                    Usage(format!("{scenario}: kill is for live runs; add --live"))
+                );
                 let most = spec.workers().into_iter().max();
                 ensure!(
                     most.is_none_or(|most| most < workers),
-                    "{scenario}: there are {workers} workers, numbered from 0"
+                    Usage(format!("{scenario}: there are {workers} workers, numbered from 0"))
                 );
                 return Ok(Conditions::Slowed(spec.clone(), workers));
             }
-            Scenario::Disturbed(_) => return Ok(Conditions::Live(workers)),
+            Scenario::Disturbed(_) => {
+                let wrong = format!("{scenario} is done to real processes: it needs --live");
+                ensure!(live, Usage(wrong));
+                return Ok(Conditions::Live(workers));
+            }
+            Scenario::Trace(_) | Scenario::Synthetic(_) if live => {
+                return Err(Usage(format!("{scenario}: live runs have no replay")).into());
+            }
             Scenario::Trace(path) => read(path, &ReadOptions::default())
                 .with_context(|| format!("failed to read {}", path.display()))?,
             Scenario::Synthetic(spec) => generate(spec, 1),
         };
+        let there = trace.workers().len();
         ensure!(
-            trace.workers().len() >= workers as usize,
-            "{scenario} has {} workers, {workers} were asked for",
-            trace.workers().len()
+            there >= workers as usize,
+            Usage(format!("{scenario} has {there} workers, {workers} were asked for"))
         );
         Ok(Conditions::Recorded(Arc::new(first_of(&trace, workers))))
     }

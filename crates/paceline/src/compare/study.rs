@@ -35,8 +35,9 @@ pub(super) struct Case {
     pub(super) lr: f32,
     /// By seed, from 1.
     pub(super) outcomes: Vec<Outcome>,
-    /// Samples a second that a clairvoyant would get, over those of full sync.
-    pub(super) bound: f64,
+    /// Samples a second that a clairvoyant would get, over those of full sync; nothing where run-times
+    /// cannot be foretold, or differ by sample.
+    pub(super) bound: Option<f64>,
 }
 
 /// Everything that runs need.
@@ -75,7 +76,7 @@ impl<'a> Study<'a> {
         self.all = scenarios.len() * contenders.iter().map(runs).sum::<usize>();
         let mut cases = Vec::new();
         for scenario in scenarios {
-            cases.push((scenario, Conditions::new(scenario, args.workers)?));
+            cases.push((scenario, Conditions::new(scenario, args.workers, args.live.is_some())?));
         }
         let jobs: Vec<(&Scenario, &Conditions, &Contender)> = cases
             .iter()
@@ -128,7 +129,8 @@ impl<'a> Study<'a> {
             let found = bounds(&mut *world, BOUND_ROUNDS, args.micro_batches, args.overhead);
             found.clairvoyant_rate / found.full_rate
         };
-        let bound = (1..=args.seeds).map(bound).sum::<f64>() / args.seeds as f64;
+        let foretold = !matches!(conditions, Conditions::Live(_)) && args.costs.is_none();
+        let bound = foretold.then(|| (1..=args.seeds).map(bound).sum::<f64>() / args.seeds as f64);
         let contender = *contender;
         Ok(Case { scenario: name, contender, chosen, lr, outcomes: outcomes?, bound })
     }
@@ -145,16 +147,10 @@ impl<'a> Study<'a> {
         let outcome = match self.store.find(&trial)? {
             Some(known) => known,
             None => {
-                let outcome = match (self.args.live, conditions) {
-                    (Some(_), Conditions::Recorded(_)) => {
-                        anyhow::bail!("{scenario}: live runs have no replay")
-                    }
-                    (Some(nominal), _) => live::run(self.args, &trial, contender, nominal)?,
-                    (None, Conditions::Live(_)) => {
-                        anyhow::bail!("{scenario} is done to real processes: it needs --live")
-                    }
-                    (None, _) => {
-                        let (args, workload) = (self.args, self.workload);
+                let (args, workload) = (self.args, self.workload);
+                let outcome = match args.live {
+                    Some(nominal) => live::run(args, &trial, contender, nominal, workload.samples)?,
+                    None => {
                         run_virtually(args, &trial, contender, conditions, workload, self.model)?
                     }
                 };

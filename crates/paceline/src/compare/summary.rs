@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::study::Case;
+use super::{study::Case, target::Target};
 
 /// Mean, best and worst over seeds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -34,6 +34,8 @@ pub(super) struct Row {
     pub(super) seeds: usize,
     /// Seeds that reached the target.
     pub(super) reached: usize,
+    /// Seeds that diverged.
+    pub(super) diverged: usize,
     /// Seconds to the target, of those that reached it.
     pub(super) seconds_to_target: Option<Spread>,
     /// The same, seed by seed; nothing where it was not reached.
@@ -41,7 +43,7 @@ pub(super) struct Row {
     /// How many times sooner than full sync, seed by seed.
     pub(super) speed_up: Option<Spread>,
     /// Samples a second of a clairvoyant, over full sync.
-    pub(super) bound: f64,
+    pub(super) bound: Option<f64>,
     /// The speed-up's share of that.
     pub(super) of_bound: Option<f64>,
     pub(super) final_accuracy: Spread,
@@ -73,8 +75,10 @@ pub(super) fn rows(cases: &[Case]) -> Vec<Row> {
 fn row(case: &Case, full: Option<&Case>) -> Row {
     let outcomes = &case.outcomes;
     let pairs = || full.into_iter().flat_map(|full| full.outcomes.iter().zip(outcomes));
-    let speed_up =
-        Spread::of(pairs().filter_map(|(full, mine)| Some(full.reached? / mine.reached?)));
+    // Of some seeds alone it would favour whoever fails on the hard ones.
+    let speed_ups: Option<Vec<f64>> =
+        pairs().map(|(full, mine)| Some(full.reached? / mine.reached?)).collect();
+    let speed_up = speed_ups.and_then(Spread::of);
     let over = Spread::of(pairs().map(|(full, mine)| 100.0 * (mine.accuracy - full.accuracy)));
     let mean = |figure: &dyn Fn(&super::trial::Outcome) -> f64| {
         outcomes.iter().map(figure).sum::<f64>() / outcomes.len().max(1) as f64
@@ -92,7 +96,8 @@ fn row(case: &Case, full: Option<&Case>) -> Row {
         seconds_to_target: Spread::of(outcomes.iter().filter_map(|outcome| outcome.reached)),
         seconds_by_seed: outcomes.iter().map(|outcome| outcome.reached).collect(),
         bound: case.bound,
-        of_bound: speed_up.map(|speed_up| speed_up.mean / case.bound),
+        of_bound: speed_up.zip(case.bound).map(|(speed_up, bound)| speed_up.mean / bound),
+        diverged: outcomes.iter().filter(|outcome| outcome.diverged).count(),
         speed_up,
         final_accuracy: Spread::of(outcomes.iter().map(|o| o.accuracy)).unwrap_or(none),
         accuracy_by_seed: outcomes.iter().map(|outcome| outcome.accuracy).collect(),
@@ -109,7 +114,7 @@ fn row(case: &Case, full: Option<&Case>) -> Row {
 }
 
 /// A table for people, scenario by scenario.
-pub(super) fn text(rows: &[Row], target: f64) -> String {
+pub(super) fn text(rows: &[Row], target: Target) -> String {
     let mut text = String::new();
     let mut scenario = "";
     for row in rows {
@@ -117,11 +122,12 @@ pub(super) fn text(rows: &[Row], target: f64) -> String {
             scenario = &row.scenario;
             let _ = writeln!(
                 text,
-                "{}{scenario}: seconds to {:.1} % test accuracy, mean (best–worst); a clairvoyant \
-                 gets {:.2}× the samples of full sync\n{:24} {:>22} {:>9} {:>9} {:>8} {:>7} {:>6}",
+                "{}{scenario}: seconds to {target}, mean (best–worst){}\n{:24} {:>22} {:>9} {:>9} \
+                 {:>8} {:>7} {:>6}",
                 if text.is_empty() { "" } else { "\n" },
-                100.0 * target,
-                row.bound,
+                row.bound.map_or(String::new(), |bound| format!(
+                    "; a clairvoyant gets {bound:.2}× the samples of full sync"
+                )),
                 "",
                 "seconds",
                 "of full",
@@ -152,6 +158,9 @@ fn line(row: &Row) -> String {
         row.accepted,
         row.idle.map_or("–".to_owned(), |idle| format!("{:.0}%", 100.0 * idle)),
     );
+    if row.diverged > 0 {
+        let _ = write!(line, "  {} of {} seeds diverged", row.diverged, row.seeds);
+    }
     if row.reached < row.seeds {
         let _ = write!(line, "  {} of {} seeds reached it", row.reached, row.seeds);
     }
@@ -174,11 +183,30 @@ pub(super) fn choice(rows: &[Row], machines: u32) -> Option<String> {
     let best = all.min_by(|a, b| {
         let (a, b) = (seconds(a).unwrap_or(f64::MAX), seconds(b).unwrap_or(f64::MAX));
         a.total_cmp(&b)
-    })?;
+    });
+    let Some(best) = best else {
+        let scenario = &rows.first()?.scenario;
+        return Some(format!(
+            "{scenario}: nobody reached the target with every seed, so there is nothing to choose by"
+        ));
+    };
     let none = rows.iter().find(|row| row.policy.starts_with(&format!("static:{machines}/")))?;
     let count: u32 = best.policy.strip_prefix("static:")?.split('/').next()?.parse().ok()?;
     let backups = machines - count;
-    let (best, without) = (seconds(best)?, seconds(none)?);
+    let most = rows.iter().all(|row| row.policy != format!("static:{}/abort", count - 1));
+    let more = match most {
+        true => "more backups were not tried",
+        false => "more backups give away more samples than they save time",
+    };
+    let Some(without) = seconds(none).filter(|_| none.reached == none.seeds) else {
+        return Some(format!(
+            "{}: of {machines} machines N = {count} should count and b = {backups} be backups: \
+             {:.1} s to the target, which all together do not reach with every seed; {more}",
+            none.scenario,
+            seconds(best)?
+        ));
+    };
+    let best = seconds(best)?;
     Some(match backups {
         0 => format!(
             "{}: all {machines} machines should count, no backups: waiting for the last costs less \
@@ -187,8 +215,7 @@ pub(super) fn choice(rows: &[Row], machines: u32) -> Option<String> {
         ),
         _ => format!(
             "{}: of {machines} machines N = {count} should count and b = {backups} be backups: \
-             {best:.1} s to the target instead of {without:.1} s with none ({:.2}×); more backups \
-             give away more samples than they save time",
+             {best:.1} s to the target instead of {without:.1} s with none ({:.2}×); {more}",
             none.scenario,
             without / best
         ),

@@ -9,7 +9,7 @@ use paceline_params::{Clip, OptimizerSpec, Schedule, UpdateConfig};
 use paceline_virtual::{Training, TrainingConfig, TrainingRecord};
 use serde::{Deserialize, Serialize};
 
-use super::{args::CompareArgs, contender::Contender, scenario::Conditions};
+use super::{args::CompareArgs, contender::Contender, scenario::Conditions, target::Target};
 use crate::workload::Workload;
 
 /// The most points of a curve that are kept.
@@ -32,6 +32,8 @@ pub(super) struct Trial {
     #[serde(default)]
     homes: bool,
     target_accuracy: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    target_loss: Option<f64>,
     epochs: u32,
     to_the_end: bool,
     evaluations: u32,
@@ -61,6 +63,7 @@ impl Trial {
             costs: args.costs.as_ref().map(ToString::to_string),
             homes: args.homes,
             target_accuracy: args.target_accuracy,
+            target_loss: args.target_loss,
             epochs: args.epochs,
             to_the_end: args.to_the_end,
             evaluations: args.evaluations,
@@ -78,6 +81,9 @@ pub(super) struct Outcome {
     pub(super) seconds: f64,
     /// At the end.
     pub(super) accuracy: f64,
+    /// Parameters or gradients did not stay finite.
+    #[serde(default)]
+    pub(super) diverged: bool,
     pub(super) rounds: usize,
     /// Contributions in a round, by the share of a full one: the mean.
     pub(super) accepted: f64,
@@ -99,6 +105,9 @@ pub(super) struct Outcome {
 impl Outcome {
     /// Whether it did better than another: sooner at the target, or nearer to it.
     pub(super) fn beats(&self, other: &Outcome) -> bool {
+        if self.diverged != other.diverged {
+            return other.diverged;
+        }
         match (self.reached, other.reached) {
             (Some(mine), Some(other)) => mine < other,
             (Some(_), None) => true,
@@ -107,13 +116,15 @@ impl Outcome {
         }
     }
 
-    fn of(record: &TrainingRecord, target: f64) -> Outcome {
+    fn of(record: &TrainingRecord, target: Target) -> Outcome {
         let rounds = &record.rounds;
         let accepted: f64 = rounds.iter().map(|round| round.accepted).sum();
         let curve: Vec<(f64, f64)> =
             record.points.iter().map(|p| (p.seconds, p.accuracy)).collect();
+        let losses: Vec<(f64, f64)> = record.points.iter().map(|p| (p.seconds, p.loss)).collect();
         Outcome {
-            reached: crossing(&curve, target),
+            reached: target.reached(&curve, &losses),
+            diverged: !record.finite,
             seconds: record.seconds,
             accuracy: curve.last().map_or(0.0, |&(_, accuracy)| accuracy),
             rounds: rounds.len(),
@@ -127,19 +138,6 @@ impl Outcome {
             noise: thinned(rounds.iter().filter_map(|r| Some((r.at, r.noise?))).collect()),
         }
     }
-}
-
-/// When a curve first reaches a height, between its points by a straight line.
-pub(super) fn crossing(curve: &[(f64, f64)], height: f64) -> Option<f64> {
-    let mut before = (0.0, 0.0);
-    for &(x, y) in curve {
-        if y >= height {
-            let part = if y > before.1 { (height - before.1) / (y - before.1) } else { 1.0 };
-            return Some(before.0 + part * (x - before.0));
-        }
-        before = (x, y);
-    }
-    None
 }
 
 /// Means of neighbouring points, so that few enough are left.
@@ -188,8 +186,11 @@ pub(super) fn run_virtually(
         },
         overhead: args.overhead,
         evaluate_every: (u64::from(workload.samples) / u64::from(args.evaluations)).max(1),
-        target_accuracy: (!args.to_the_end).then_some(args.target_accuracy),
-        target_loss: None,
+        target_accuracy: match args.target() {
+            Target::Accuracy(accuracy) if !args.to_the_end => Some(accuracy),
+            _ => None,
+        },
+        target_loss: args.target_loss.filter(|_| !args.to_the_end),
         // Where data lives on workers, epochs end when the slowest has done its part of it.
         epochs: if args.homes { u32::MAX } else { args.epochs },
         most_samples: u64::from(args.epochs) * u64::from(workload.samples),
@@ -208,20 +209,12 @@ pub(super) fn run_virtually(
     };
     let (_, params) = workload.begin(trial.seed)?;
     let training = Training::new(config, policy, &mut *world, &mut compute, &mut evaluate, params);
-    Ok(Outcome::of(&training.run(|| false), args.target_accuracy))
+    Ok(Outcome::of(&training.run(|| false), args.target()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_target_is_crossed_between_two_measurements() {
-        let curve = [(1.0, 0.4), (3.0, 0.8), (4.0, 0.9)];
-        let near = |height: f64, at: f64| (crossing(&curve, height).unwrap() - at).abs() < 1e-9;
-        assert!(near(0.6, 2.0) && near(0.2, 0.5));
-        assert_eq!(crossing(&curve, 0.95), None);
-    }
 
     #[test]
     fn many_points_become_few_and_few_stay() {
