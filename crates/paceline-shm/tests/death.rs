@@ -1,7 +1,7 @@
 //! A process that dies while its memory is read.
 
 use std::{
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader},
     os::fd::AsFd,
     process::{Command, Stdio},
     time::Duration,
@@ -52,5 +52,4 @@ fn memory_of_a_killed_process_can_be_read_to_its_end_and_goes_with_its_last_read
         files.flatten().filter(|f| f.file_name().to_string_lossy().contains("paceline")).count()
     });
     assert_eq!(left, 0);
-    std::io::stdout().flush().unwrap();
 }

@@ -12,7 +12,7 @@ use std::{
 
 use paceline_core::{Straggler, WorkerId};
 use paceline_wire::{
-    BlockingReader, BlockingWriter, Connect, FrameError,
+    BlockingReader, BlockingWriter, Connect, FrameError, Transport,
     message::{FromWorker, Hello, Job, Reply, Role, ToWorker},
 };
 use serde::de::DeserializeOwned;
@@ -39,6 +39,8 @@ pub struct WorkerConfig {
     pub name: String,
     /// Slowness made on purpose.
     pub slowness: SlownessSpec,
+    /// What gradients and parameters go by.
+    pub transport: Transport,
 }
 
 /// Why a worker could not go on.
@@ -108,7 +110,9 @@ pub fn run(
     let (mut compute, samples) = prepare(&job).map_err(WorkerError::Prepare)?;
     let addresses: Vec<String> = job.shards.iter().map(|at| place(at, &config.address)).collect();
     let me = (job.worker, job.session);
-    let data = DataPlane::connect(connect, &addresses, &job.layout, token, me).map_err(join)?;
+    let (data, mut buffers) =
+        DataPlane::connect(connect, &addresses, &job.layout, token, me, config.transport)
+            .map_err(join)?;
     let total = job.layout.total();
     let parts = job.micro_batches.max(1);
     let until = match (job.any_newer, job.straggler) {
@@ -116,7 +120,8 @@ pub fn run(
         (false, Straggler::Salvage) => Until::Close,
         (false, Straggler::Abort | Straggler::Finish) => Until::Cut,
     };
-    let outbox = Arc::new(Outbox::new(data, parts, until, job.norms));
+    let gradient = buffers.remove(0);
+    let outbox = Arc::new(Outbox::new(data, buffers, parts, until, job.norms));
     if outbox.salvages() {
         answer_cuts(Arc::clone(&outbox), Arc::clone(&mailbox), voice.clone());
     }
@@ -130,7 +135,7 @@ pub fn run(
         micro_batches: parts,
         any_newer: job.any_newer,
         params: vec![0.0; total],
-        gradient: vec![0.0; total],
+        gradient,
         order: Bench::no_order(),
     };
     voice.say(FromWorker::Ready { samples }).map_err(join)?;

@@ -4,6 +4,7 @@ use paceline_core::{EpochOrder, Version};
 use paceline_wire::{FrameError, message::FromWorker};
 
 use crate::{
+    buffer::Buffer,
     mailbox::{Mailbox, Task},
     outbox::{Outbox, Say},
     slowness::Slowness,
@@ -52,7 +53,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) any_newer: bool,
     pub(crate) params: Vec<f32>,
     /// One micro-batch's sum, where micro-batches count one by one; else that of all so far.
-    pub(crate) gradient: Vec<f32>,
+    pub(crate) gradient: Buffer,
     pub(crate) order: EpochOrder,
 }
 

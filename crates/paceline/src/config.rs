@@ -11,7 +11,7 @@ use paceline_nn::{DataSource, ModelSpec};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig};
 use paceline_policy::{Cutoff, Objective, PolicySpec};
 use paceline_server::{Limits, Placement};
-use paceline_wire::frame::MAX_BLOCK;
+use paceline_wire::{Transport, frame::MAX_BLOCK};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::{flags::RunFlags, scenario::Scenario, span::Span};
@@ -62,6 +62,7 @@ pub(crate) struct RunConfig {
     pub(crate) keep_checkpoints: usize,
     pub(crate) staging_mb: u64,
     pub(crate) block_kib: usize,
+    pub(crate) transport: Transport,
     pub(crate) stragglers: String,
     pub(crate) nominal: Option<Span>,
 }
@@ -122,6 +123,7 @@ impl Default for RunConfig {
             keep_checkpoints: 2,
             staging_mb: 2048,
             block_kib: 1024,
+            transport: Transport::Auto,
             stragglers: String::new(),
             nominal: None,
         }

@@ -6,6 +6,7 @@ use paceline_core::{Late, Straggler};
 use paceline_nn::{DataSource, ModelSpec};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule};
 use paceline_policy::{Objective, PolicySpec};
+use paceline_wire::Transport;
 use serde::{Serialize, Serializer};
 
 use crate::{
@@ -166,6 +167,11 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_BLOCK_KIB", value_name = "KIB")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) block_kib: Option<usize>,
+    /// What gradients and parameters go by: auto (memory shared by worker and shard where they are on
+    /// the same host, else TCP) or tcp [default: auto]
+    #[arg(long, env = "PACELINE_TRANSPORT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) transport: Option<Transport>,
     /// Slowness on purpose, separated by commas. Inside a worker: slow:WORKER:FACTOR,
     /// stalls:P99_OVER_P50, kill:WORKER@ROUND, node:FIRST-LAST:FACTOR. From outside: hog:WORKER
     /// (a busy loop beside it), crowd:FIRST-LAST (on one core), nice:WORKER:1..19,

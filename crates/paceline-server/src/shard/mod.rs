@@ -6,12 +6,14 @@
 
 pub(crate) mod data;
 pub(crate) mod link;
+pub(crate) mod sharing;
 mod state;
 mod store;
 mod thread;
+mod tiles;
 
 pub(crate) use state::{ShardState, unfolded};
-pub(crate) use store::{Place, Staged, Store};
+pub(crate) use store::{Parts, Place, Staged, Store};
 pub(crate) use thread::{LocalShard, ShardInbox, spawn};
 
 use paceline_params::Block;

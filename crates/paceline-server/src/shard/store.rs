@@ -9,8 +9,11 @@ use std::{
 
 use paceline_core::{Version, WorkerId};
 use paceline_params::{BufferPool, Layout, Lease};
+use paceline_shm::View;
 use paceline_wire::message::ShardSpec;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+
+use super::sharing::Sharing;
 
 /// A whole contribution to one shard, checked, not yet folded.
 #[derive(Debug)]
@@ -19,10 +22,22 @@ pub(crate) struct Staged {
     pub(crate) base: Version,
     /// Which incarnation of the worker it is from.
     pub(crate) session: u64,
-    /// One buffer for each of the shard's blocks.
-    pub(crate) parts: Vec<Lease>,
+    pub(crate) parts: Parts,
     /// Its place, held until it is dropped; none in tests of the arithmetic.
     pub(crate) _place: Option<Place>,
+}
+
+/// Where a contribution's values are.
+#[derive(Debug)]
+pub(crate) enum Parts {
+    /// Here, one buffer for each of the shard's blocks.
+    Received(Vec<Lease>),
+    /// In memory of its worker, which may change it. Checked or not, it is never trusted.
+    Mapped {
+        view: Arc<View>,
+        /// What of it counts.
+        share: f32,
+    },
 }
 
 /// A contribution's place in the bounded staging memory, and its worker's turn: a worker has one
@@ -38,6 +53,8 @@ pub(crate) struct Place {
 pub(crate) struct Published {
     pub(crate) version: Version,
     pub(crate) blocks: Option<Arc<[Arc<Vec<f32>>]>>,
+    /// The shared segment that holds it, too, if one does.
+    pub(crate) segment: Option<u32>,
 }
 
 /// Shared by a shard's thread and the tasks of its data connections.
@@ -51,6 +68,8 @@ pub(crate) struct Store {
     pub(crate) published: watch::Sender<Published>,
     /// How long a peer may be silent where it must speak, or deaf where it must listen.
     pub(crate) patience: Duration,
+    /// What workers of this host share with the shard, if they may.
+    pub(crate) sharing: Option<Arc<Sharing>>,
     sessions: Mutex<BTreeMap<WorkerId, Session>>,
     sessions_changed: Notify,
 }
@@ -64,7 +83,7 @@ struct Session {
 }
 
 impl Store {
-    pub(crate) fn new(spec: &ShardSpec) -> Self {
+    pub(crate) fn new(spec: &ShardSpec, sharing: Option<Arc<Sharing>>) -> Self {
         // The last block may be shorter; a buffer lent for it need not be.
         let blocks = spec.layout.shard_blocks(spec.index).len();
         let bytes = blocks * spec.layout.block_elems() * size_of::<f32>();
@@ -76,6 +95,7 @@ impl Store {
             room: Arc::new(Semaphore::new(room)),
             published: watch::Sender::new(Published::default()),
             patience: spec.patience,
+            sharing,
             sessions: Mutex::default(),
             sessions_changed: Notify::new(),
         }

@@ -9,7 +9,7 @@ use paceline_core::Version;
 use paceline_wire::{
     BlockingReader,
     frame::{BlockHead, encode_control, preamble},
-    message::{FromWorker, Hello, Job, Reply, Role, ToData, ToWorker},
+    message::{FromWorker, Hello, Invitation, Job, Reply, Role, ToData, ToWorker},
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -106,7 +106,7 @@ impl Rogue {
     fn connect(address: SocketAddr, job: &Job, shard: u32) -> Line {
         let role = Role::Data { worker: job.worker, session: job.session, shard };
         let mut line = Line::hello(address, "", role);
-        assert_eq!(line.hear::<Reply<()>>(), Reply::Welcome(()));
+        assert!(matches!(line.hear::<Reply<Option<Invitation>>>(), Reply::Welcome(_)));
         line
     }
 
@@ -128,7 +128,7 @@ impl Rogue {
     pub fn pull(&mut self, version: Version) -> Vec<f32> {
         let mut params = vec![0.0; self.job.layout.total()];
         for (shard, line) in (0..).zip(&mut self.data) {
-            line.say(&ToData::Pull { version });
+            line.say(&ToData::Pull { version, shared: false });
             let mut reader = BlockingReader::new(&line.stream);
             for block in self.job.layout.shard_blocks(shard) {
                 reader.header().unwrap();
