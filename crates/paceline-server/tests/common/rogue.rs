@@ -87,6 +87,8 @@ impl Line {
 pub struct Rogue {
     pub control: Line,
     pub data: Vec<Line>,
+    /// To share memory, one from each shard.
+    pub invitations: Vec<Option<Invitation>>,
     pub job: Job,
 }
 
@@ -99,15 +101,16 @@ impl Rogue {
         let role = Role::Worker { wish: Some(ROGUE), name: "rogue".to_owned() };
         let mut control = Line::hello(address, "", role);
         let Reply::Welcome(job) = control.hear::<Reply<Job>>() else { panic!("not let in") };
-        let data = (0..job.layout.shards()).map(|shard| Self::connect(address, &job, shard));
-        Rogue { control, data: data.collect(), job }
+        let shards = 0..job.layout.shards();
+        let (data, invitations) = shards.map(|shard| Self::connect(address, &job, shard)).unzip();
+        Rogue { control, data, invitations, job }
     }
 
-    fn connect(address: SocketAddr, job: &Job, shard: u32) -> Line {
+    fn connect(address: SocketAddr, job: &Job, shard: u32) -> (Line, Option<Invitation>) {
         let role = Role::Data { worker: job.worker, session: job.session, shard };
         let mut line = Line::hello(address, "", role);
-        assert!(matches!(line.hear::<Reply<Option<Invitation>>>(), Reply::Welcome(_)));
-        line
+        let Reply::Welcome(invitation) = line.hear() else { panic!("not let in") };
+        (line, invitation)
     }
 
     /// Says that it is ready and waits for work: the version, and how many samples.
