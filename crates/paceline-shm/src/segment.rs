@@ -8,8 +8,11 @@ use std::{
     sync::atomic::{Ordering, fence},
 };
 
-use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+use rustix::{
+    fs::{
+        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+    },
+    io::Errno,
 };
 
 use crate::mapping::{OwnMapping, file_bytes};
@@ -28,7 +31,7 @@ impl Segment {
     /// So many zeros. The memory is taken at once: where there is not enough, this is where it
     /// shows.
     pub fn new(elements: usize) -> io::Result<Self> {
-        let file = memfd_create("paceline", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let file = memory_file()?;
         let bytes = file_bytes(elements)? as u64;
         ftruncate(&file, bytes)?;
         fallocate(&file, FallocateFlags::empty(), 0, bytes)?;
@@ -55,6 +58,15 @@ impl Segment {
     /// If `version` is the highest number there is.
     pub fn publish(&mut self, version: u64) {
         self.mapping.stamp().store(stamp(version), Ordering::Release);
+    }
+}
+
+/// Kernels from 6.3 on want it said that nobody means to execute it; older ones do not know how.
+fn memory_file() -> rustix::io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match memfd_create("paceline", flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => memfd_create("paceline", flags),
+        made => made,
     }
 }
 

@@ -54,13 +54,13 @@ fn reference(spec: ModelSpec) -> Vec<String> {
 fn exact_mode_is_bit_identical_from_run_to_run_and_to_a_single_process() {
     let place = Place::new();
     for model in ["softmax", "cnn", "resnet"] {
-        let run = |name: &str, shards: u32| -> Vec<String> {
+        let run = |name: &str, placed: &str| -> Vec<String> {
             let name = format!("{model}-{name}");
             place
                 .run(&format!(
                     "train --name {name} --model {model} --policy full --deterministic --seed \
                      {SEED} --workers {WORKERS} --batch {BATCH} --micro-batches {MICRO_BATCHES} \
-                     --rounds {ROUNDS} --lr {LR} --shards {shards}"
+                     --rounds {ROUNDS} --lr {LR} {placed}"
                 ))
                 .ok();
             let hash = |kind| match kind {
@@ -71,8 +71,9 @@ fn exact_mode_is_bit_identical_from_run_to_run_and_to_a_single_process() {
         };
         let expected = reference(model.parse().unwrap());
         assert_eq!(expected.len(), ROUNDS as usize);
-        assert_eq!(run("one", 1), expected);
-        assert_eq!(run("two", 2), expected);
-        assert_eq!(run("again", 2), expected);
+        assert_eq!(run("one", "--shards 1"), expected);
+        assert_eq!(run("two", "--shards 2"), expected);
+        assert_eq!(run("again", "--shards 2"), expected);
+        assert_eq!(run("tcp", "--shards 2 --transport tcp"), expected);
     }
 }

@@ -1,4 +1,4 @@
-//! Push, fold and pull of a 100 MB model against bare sockets and memory.
+//! Push, fold and pull of a 100 MB model against bare sockets and memory; shared memory against TCP.
 
 use anyhow::Result;
 
@@ -26,7 +26,8 @@ pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
             pairs,
             || {
                 memory.push(stream_add(PARAMS));
-                real.push(median(&real_rounds(paceline, workers, rounds, real.len())?));
+                let name = format!("bare-{workers}-{}", real.len());
+                real.push(real_round(paceline, &name, workers, rounds, "tcp")?);
                 Ok(real[real.len() - 1])
             },
             || {
@@ -36,7 +37,39 @@ pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
         )?;
         let times = Times { bare: median(&bare), real: median(&real), memory: median(&memory) };
         record(report, workers, &ratio, &times);
+        share(paceline, report, workers, (pairs, rounds))?;
     }
+    Ok(())
+}
+
+/// Both transports take turns.
+fn share(
+    paceline: &Paceline,
+    report: &mut Report,
+    workers: usize,
+    (pairs, rounds): (usize, u64),
+) -> Result<()> {
+    let (mut shared, mut sent) = (Vec::new(), Vec::new());
+    let ratio = abba_ratio(
+        pairs,
+        || {
+            let name = format!("shared-{workers}-{}", shared.len());
+            shared.push(real_round(paceline, &name, workers, rounds, "auto")?);
+            Ok(shared[shared.len() - 1])
+        },
+        || {
+            let name = format!("sent-{workers}-{}", sent.len());
+            sent.push(real_round(paceline, &name, workers, rounds, "tcp")?);
+            Ok(sent[sent.len() - 1])
+        },
+    )?;
+    let note = format!(
+        "{workers} workers × 100 MB each way, 2 shards: {:.0} ms a round by shared memory against \
+         {:.0} ms by TCP; {ratio}",
+        median(&shared) * 1e3,
+        median(&sent) * 1e3
+    );
+    report.tell(&format!("exchange_shared_over_tcp_{workers}"), ratio.mean, note);
     Ok(())
 }
 
@@ -51,13 +84,23 @@ fn bare_rounds(workers: usize) -> Result<Vec<f64>> {
     (0..3).map(|_| Ok(socket_round(workers, BYTES)?.as_secs_f64())).collect()
 }
 
-fn real_rounds(paceline: &Paceline, workers: usize, rounds: u64, turn: usize) -> Result<Vec<f64>> {
+/// Seconds that a round takes, by the median.
+fn real_round(
+    paceline: &Paceline,
+    name: &str,
+    workers: usize,
+    rounds: u64,
+    transport: &str,
+) -> Result<f64> {
     let args = format!(
         "--model synthetic:{PARAMS} --workers {workers} --shards 2 --policy full --rounds {rounds} \
-         --batch 1 --micro-batches 1 --optimizer sgd --checkpoint-every 1000000 --staging-mb 4096"
+         --batch 1 --micro-batches 1 --optimizer sgd --checkpoint-every 1000000 --staging-mb 4096 \
+         --transport {transport}"
     );
-    let run = paceline.train(&format!("plane-{workers}-{turn}"), &args)?;
-    Ok(run.round_times(2).iter().map(|time| time.as_secs_f64()).collect())
+    let run = paceline.train(name, &args)?;
+    // The first rounds find memory that was never written to, in as many buffers as there are.
+    let times: Vec<f64> = run.round_times(3).iter().map(|time| time.as_secs_f64()).collect();
+    Ok(median(&times))
 }
 
 fn record(report: &mut Report, workers: usize, ratio: &Interval, times: &Times) {
