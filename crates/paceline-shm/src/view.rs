@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{Ordering, fence},
 };
 
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
+use rustix::fs::{FsWord, SealFlags, fcntl_get_seals, fstat, fstatfs};
 use thiserror::Error;
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
 
 /// The file system of memory, in small pages; of large ones there may be too few when they are
 /// needed, which ends in `SIGBUS`.
-const TMPFS_MAGIC: i64 = 0x0102_1994;
+const TMPFS_MAGIC: FsWord = 0x0102_1994;
 
 /// Why a file is not read as a segment.
 #[derive(Debug, Error)]
@@ -55,7 +55,7 @@ impl View {
         // Only files made to be sealed tell seals, and of those only tmpfs's never lack pages.
         let seals = fcntl_get_seals(file).map_err(|_| ViewError::NotMemory)?;
         let system = fstatfs(file).map_err(io::Error::from)?;
-        if i64::from(system.f_type) != TMPFS_MAGIC {
+        if system.f_type != TMPFS_MAGIC {
             return Err(ViewError::NotMemory);
         }
         if !seals.contains(SealFlags::SHRINK) {
