@@ -490,7 +490,7 @@ mod tests {
         };
         let names: Vec<String> =
             toml::Table::try_from(config).unwrap().into_iter().map(|(n, _)| n).collect();
-        assert_eq!(names.len(), 36, "a setting that is not drawn");
+        assert_eq!(names.len(), 37, "a setting that is not drawn");
         prop::sample::select(names)
     }
 
@@ -512,6 +512,7 @@ mod tests {
             "warmup:3+cosine:9",
             "sqrt",
             "norm:2",
+            "tcp",
             "slow:1:2",
             "kill:0@3",
             "preempt:0@3:1s",
