@@ -1,10 +1,13 @@
 //! Every figure in the docs, measured by one command: `cargo run --release -p bench -- NAME`.
 
 mod bdsgd;
+mod dataplane;
+mod exchange;
 mod limits;
 mod machine;
 mod paceline;
 mod policies;
+mod processes;
 mod report;
 mod rounds;
 mod stats;
@@ -22,6 +25,8 @@ use crate::report::Report;
                         deaths, the data plane, many workers\n  policies  when to cut: every \
                         trace and preset, salvage, the cost of deciding\n  bdsgd     the deep generative \
                         model: clusters, calibration, shift, cost, live, real traces\n  \
+                        dataplane  what moves the bytes: exchange against peers, folding, block \
+                        sizes, incast, scaling\n  \
                         time-to-accuracy  who reaches an accuracy first: scenarios, policies, \
                         live")]
 struct Args {
@@ -46,8 +51,10 @@ fn main() -> Result<()> {
         "policies" => policies::run(&mut report)?,
         "bdsgd" => bdsgd::run(&mut report)?,
         "time-to-accuracy" => time_to_accuracy::run(&mut report)?,
+        "dataplane" => dataplane::run(&mut report)?,
         other => bail!(
-            "there is no bench `{other}`; there are: rounds, policies, bdsgd, time-to-accuracy"
+            "there is no bench `{other}`; there are: rounds, policies, bdsgd, time-to-accuracy, \
+             dataplane"
         ),
     }
     report.finish(args.json)

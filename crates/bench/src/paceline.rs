@@ -53,6 +53,18 @@ impl Paceline {
         command
     }
 
+    /// Whether `train` has a flag.
+    pub(crate) fn knows(&self, flag: &str) -> Result<bool> {
+        let help = self.command(&["train", "--help"]).output()?.stdout;
+        Ok(String::from_utf8_lossy(&help).split_whitespace().any(|word| word == flag))
+    }
+
+    /// Removes what a run left behind: a checkpoint of a large model, mostly.
+    pub(crate) fn discard(&self, name: &str) -> Result<()> {
+        fs::remove_dir_all(self.runs.path().join(name))
+            .with_context(|| format!("failed to remove the run {name}"))
+    }
+
     pub(crate) fn events(&self, name: &str) -> Result<Vec<Event>> {
         let path = self.runs.path().join(name).join("events.jsonl");
         let text = fs::read_to_string(&path)

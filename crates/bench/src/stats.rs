@@ -15,7 +15,7 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// A mean over ABBA pairs with its 95 % confidence interval, best and worst.
+/// A mean over pairs with its 95 % confidence interval, best and worst.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Interval {
     pairs: usize,
@@ -31,30 +31,59 @@ impl fmt::Display for Interval {
         let Interval { pairs, mean, low, high, worst, best } = self;
         match pairs {
             // One pair says nothing of how far the next would be from it.
-            1 => write!(f, "one ABBA pair: {mean:.2}, without an interval"),
+            1 => write!(f, "one pair: {mean:.2}, without an interval"),
             _ => write!(
                 f,
-                "{pairs} ABBA pairs: mean {mean:.2}, 95 % {low:.2}–{high:.2}, worst {worst:.2}, \
+                "{pairs} pairs: mean {mean:.2}, 95 % {low:.2}–{high:.2}, worst {worst:.2}, \
                  best {best:.2}"
             ),
         }
     }
 }
 
-/// Measures a and b in the order a b b a, `pairs` times, so that slow drift of the machine cancels,
-/// and returns b / a.
+/// Measures a and b in the order a b b a, `pairs` times, and returns b / a.
 pub(crate) fn abba_ratio(
     pairs: usize,
     mut a: impl FnMut() -> Result<f64>,
     mut b: impl FnMut() -> Result<f64>,
 ) -> Result<Interval> {
-    let mut logs = Vec::with_capacity(pairs);
+    let turns = interleaved(pairs, 2, |who| if who == 0 { a() } else { b() })?;
+    Ok(ratio(&turns[0], &turns[1]))
+}
+
+/// Measures `contestants` there and back (a b c c b a), `pairs` times, so that slow drift of the
+/// machine cancels between any two of them; returns what was measured of each.
+pub(crate) fn interleaved(
+    pairs: usize,
+    contestants: usize,
+    mut measure: impl FnMut(usize) -> Result<f64>,
+) -> Result<Vec<Vec<f64>>> {
+    let mut turns = vec![Vec::with_capacity(2 * pairs); contestants];
     for _ in 0..pairs {
-        let (a1, b1) = (a()?, b()?);
-        let (b2, a2) = (b()?, a()?);
-        logs.push(((b1 * b2) / (a1 * a2)).ln() / 2.0);
+        for who in (0..contestants).chain((0..contestants).rev()) {
+            turns[who].push(measure(who)?);
+        }
     }
-    Ok(interval(&logs))
+    Ok(turns)
+}
+
+/// b / a of what [`interleaved`] measured.
+pub(crate) fn ratio(a: &[f64], b: &[f64]) -> Interval {
+    let pairs = a.chunks(2).zip(b.chunks(2));
+    let log = |turn: &[f64]| turn.iter().map(|value| value.ln()).sum::<f64>() / turn.len() as f64;
+    interval(&pairs.map(|(a, b)| log(b) - log(a)).collect::<Vec<_>>())
+}
+
+/// b / a, where the two were measured under the same conditions one by one.
+pub(crate) fn paired_ratio(a: &[f64], b: &[f64]) -> Interval {
+    interval(&a.iter().zip(b).map(|(a, b)| (b / a).ln()).collect::<Vec<_>>())
+}
+
+/// b - a of such, and the lower end of its 95 % interval.
+pub(crate) fn paired_difference(a: &[f64], b: &[f64]) -> (f64, f64) {
+    // The logarithm of a ratio of exponentials is a difference.
+    let found = interval(&a.iter().zip(b).map(|(a, b)| b - a).collect::<Vec<_>>());
+    (found.mean.ln(), found.low.ln())
 }
 
 /// Of logarithms: the interval of their exponentials.

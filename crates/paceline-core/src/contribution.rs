@@ -34,4 +34,6 @@ pub struct Arrival {
     pub run_time: RunTime,
     /// The share of its work that came.
     pub share: f64,
+    /// What a sample of it counts for in the update.
+    pub worth: f64,
 }

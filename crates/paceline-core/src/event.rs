@@ -9,7 +9,8 @@ use std::{fmt, path::PathBuf, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BlockClose, LedgerReport, Round, RunTime, SampleCounts, Time, Version, Work, WorkerId,
+    BlockClose, LedgerReport, Round, RunTime, SampleCounts, ShardWork, Time, Version, Work,
+    WorkerId,
 };
 
 /// Something that happened, and when. One line of the event log.
@@ -177,6 +178,9 @@ pub enum EventKind {
         /// Hash of all parameters of the new version, where the run asks for it.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         param_hash: Option<String>,
+        /// What each shard did for it, by its number.
+        #[serde(skip_serializing_if = "Vec::is_empty", default)]
+        shards: Vec<ShardWork>,
     },
     /// The parameters were measured on the test set.
     Evaluated {

@@ -4,13 +4,17 @@
 //! one holder until it is used, given back, or its holder is dead. A range that was given back
 //! goes out again before fresh ones, to somebody else if there is a choice; one given back
 //! `patience` times is waited for, so that no sample is starved by being slow.
+//!
+//! Where data lives on workers ([`Ledger::with_homes`]) a range goes to whoever is at its home only,
+//! so a home that is cut is heard less. Patience bounds how much less, and the ledger can weigh what
+//! comes of it up by as much ([`Ledger::reweighing`]).
 
 use std::{collections::BTreeMap, fmt, ops::Range};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{Portion, Version, WorkerId};
+use crate::{Portion, Version, WorkerId, homes::Homes};
 
 /// Positions `start..end` in the order of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -38,7 +42,7 @@ impl fmt::Display for SampleRange {
 }
 
 /// Samples handed to a worker.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Work {
     /// Whose.
     pub worker: WorkerId,
@@ -47,6 +51,17 @@ pub struct Work {
     /// They were given back so often that their round must wait for them.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub waited_for: bool,
+    /// What a sample of it counts for in an update.
+    #[serde(skip_serializing_if = "is_one", default = "one")]
+    pub worth: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn is_one(worth: &f64) -> bool {
+    *worth == 1.0
 }
 
 /// What became of the samples so far.
@@ -118,7 +133,7 @@ pub struct Ledger {
     complete: u32,
     /// Used ranges of begun epochs that are not complete, merged, by epoch.
     open: BTreeMap<u32, BTreeMap<u32, u32>>,
-    fresh: SampleRange,
+    homes: Homes,
     held: BTreeMap<(WorkerId, Version), Held>,
     /// Keyed by epoch and start, so older samples go first.
     returned: BTreeMap<(u32, u32), Returned>,
@@ -175,7 +190,7 @@ impl Ledger {
             patience: Self::PATIENCE,
             complete: 0,
             open: BTreeMap::new(),
-            fresh: SampleRange { epoch: 0, start: 0, end: samples },
+            homes: Homes::new(samples, 1, 0),
             held: BTreeMap::new(),
             returned: BTreeMap::new(),
             counts: SampleCounts::default(),
@@ -185,6 +200,26 @@ impl Ledger {
     /// A range given back this often is waited for, instead of [`Self::PATIENCE`].
     pub fn with_patience(self, patience: u32) -> Self {
         Ledger { patience, ..self }
+    }
+
+    /// The data lives on workers, in so many equal parts: worker `w` has part `w` modulo their number
+    /// ([`crate::home`]).
+    pub fn with_homes(mut self, homes: u32) -> Self {
+        self.homes = Homes::new(self.samples, homes.max(1), self.homes.first_epoch());
+        let returned = std::mem::take(&mut self.returned);
+        for ((epoch, start), back) in returned {
+            for range in self.homes.split(SampleRange { epoch, start, end: back.end }) {
+                let back = Returned { end: range.end, ..back };
+                self.returned.insert((epoch, range.start), back);
+            }
+        }
+        self
+    }
+
+    /// What comes of a home that is heard less than its share of the data counts for more.
+    pub fn reweighing(mut self) -> Self {
+        self.homes.reweigh();
+        self
     }
 
     /// The books of a saved run, over `samples` samples and up to `limit` epochs in all.
@@ -213,7 +248,7 @@ impl Ledger {
             }
             ledger.open.entry(epoch).or_default();
         }
-        ledger.fresh = SampleRange { epoch: begun, start: 0, end: samples };
+        ledger.homes = Homes::new(samples, 1, begun);
         ledger.counts = state.counts;
         Ok(ledger)
     }
@@ -250,7 +285,8 @@ impl Ledger {
         }
         let waited_for = parts.iter().any(|part| part.times >= self.patience);
         self.held.insert((worker, base), Held { parts, accepted: false, salvaged: false });
-        Ok(Some(Work { worker, portion, waited_for }))
+        let worth = self.homes.worth(worker);
+        Ok(Some(Work { worker, portion, waited_for, worth }))
     }
 
     /// Ranges of one epoch that come to `want` samples, or to all there are.
@@ -267,24 +303,23 @@ impl Ledger {
 
     fn next_part(&mut self, worker: WorkerId, want: u32, epoch: Option<u32>) -> Option<Part> {
         let of_epoch = |of: u32| epoch.is_none_or(|epoch| epoch == of);
-        let fresh_left = self.fresh.start < self.fresh.end
-            && self.limit.is_none_or(|limit| self.fresh.epoch < limit)
-            && of_epoch(self.fresh.epoch);
-        let others = self.returned.iter().find(|(key, r)| r.by != worker && of_epoch(key.0));
-        let own = || self.returned.iter().find(|(key, _)| !fresh_left && of_epoch(key.0));
+        let fresh = self.homes.fresh(worker);
+        let fresh_left =
+            self.limit.is_none_or(|limit| fresh.epoch < limit) && of_epoch(fresh.epoch);
+        let at_home = |start: u32| self.homes.has(worker, start);
+        let mine = |key: &(u32, u32)| of_epoch(key.0) && at_home(key.1);
+        // Nobody else can do what lives with one.
+        let only = self.homes.count() > 1;
+        let others = self.returned.iter().find(|(key, r)| (only || r.by != worker) && mine(key));
+        let own = || self.returned.iter().find(|(key, _)| !fresh_left && mine(key));
         if let Some((&key, &back)) = others.or_else(own) {
             return Some(self.take_returned(key, back, want));
         }
         if !fresh_left {
             return None;
         }
-        let end = self.fresh.start.saturating_add(want).min(self.fresh.end);
-        let range = SampleRange { end, ..self.fresh };
+        let range = self.homes.take(worker, want);
         self.open.entry(range.epoch).or_default();
-        self.fresh.start = end;
-        if end == self.samples {
-            self.fresh = SampleRange { epoch: range.epoch + 1, start: 0, end: self.samples };
-        }
         Some(Part { range, times: 0 })
     }
 
@@ -345,6 +380,7 @@ impl Ledger {
                 if !self.mark(range) {
                     return Err(LedgerError::Damaged(range));
                 }
+                self.homes.used(range);
                 self.counts.used += u64::from(range.len());
                 self.counts.salvaged += if salvaged { u64::from(range.len()) } else { 0 };
             }
@@ -459,9 +495,8 @@ impl Ledger {
         let held = self.held.values().flat_map(|held| &held.parts).map(|part| part.range);
         pending.extend(held.map(|range| (range.epoch, range.start..range.end)));
         pending.extend(self.returned.iter().map(|(&(e, start), r)| (e, start..r.end)));
-        if self.fresh.start > 0 {
-            pending.push((self.fresh.epoch, self.fresh.start..self.fresh.end));
-        }
+        let fresh = self.open.keys().flat_map(|&epoch| self.homes.unread(epoch));
+        pending.extend(fresh.map(|range| (range.epoch, range.start..range.end)));
         pending.sort_by_key(|(epoch, range)| (*epoch, range.start));
         let mut tiles: Vec<SampleRange> = Vec::new();
         for (epoch, range) in pending {

@@ -22,6 +22,8 @@ pub struct Assignment {
     pub stopped: bool,
     /// The round must not be cut before it has arrived (unless it dies).
     pub waited_for: bool,
+    /// What a sample of it counts for in an update.
+    pub worth: f64,
 }
 
 /// The participants of one round at a time.
@@ -115,7 +117,7 @@ impl Roster {
 
     pub(crate) fn memberships(&self, blocks: u32) -> Vec<BlockClose> {
         let members = |arrived: &[Arrival], blocks: &Blocks| {
-            let fresh = arrived.iter().map(|arrival| (&arrival.contribution, 1.0));
+            let fresh = arrived.iter().map(|arrival| (&arrival.contribution, arrival.worth));
             let folded = self.folded.iter().map(|(contribution, share)| (contribution, *share));
             let mut members: Vec<(WorkerId, f64)> = fresh
                 .chain(folded)

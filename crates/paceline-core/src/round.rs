@@ -292,7 +292,7 @@ impl RoundMachine {
             self.emit(now, EventKind::Late { base, worker, weight, run_time });
             return Ok(());
         }
-        let arrival = Arrival { contribution, at: now, run_time, share };
+        let arrival = Arrival { contribution, at: now, run_time, share, worth: given.worth };
         match self.phase {
             Phase::Closed => self.pending.push(arrival),
             Phase::Open | Phase::Cut { .. } => {
@@ -337,12 +337,12 @@ impl RoundMachine {
     fn accept(&mut self, arrival: Arrival, now: Time) {
         let Contribution { worker, base, weight, loss, .. } = arrival.contribution;
         let (round, run_time) = (self.roster.round, arrival.run_time);
-        let mut share = 1.0;
+        let mut share = arrival.worth;
         if base >= self.roster.oldest_admissible() {
             self.roster.arrivals.push(arrival);
             self.wake.arrivals = self.wake.arrivals.saturating_sub(1);
         } else {
-            share = Late::share(round.base().0 - base.0);
+            share *= Late::share(round.base().0 - base.0);
             self.roster.folded.push((arrival.contribution, share));
         }
         self.emit(now, EventKind::Arrived { round, base, worker, weight, share, loss, run_time });
@@ -418,6 +418,7 @@ impl RoundMachine {
             done: 0,
             stopped: false,
             waited_for: work.waited_for,
+            worth: work.worth,
         };
         assert!(self.live.contains(&worker), "{worker} is not live");
         let before = self.roster.working.insert(worker, assignment);
@@ -586,11 +587,11 @@ impl RoundMachine {
     }
 
     /// The closed round's contributions, each with its samples and squared norm; nothing if any is
-    /// not known, or is of an older version.
+    /// not known, is of an older version, or is weighed.
     pub(crate) fn squares(&self) -> Vec<(f64, f64)> {
-        let known = self.roster.arrivals.iter().map(|Arrival { contribution, .. }| {
-            let fresh = contribution.base.next() == self.roster.round.base();
-            contribution.square.filter(|_| fresh).map(|square| (contribution.weight, square))
+        let known = self.roster.arrivals.iter().map(|Arrival { contribution, worth, .. }| {
+            let plain = contribution.base.next() == self.roster.round.base() && *worth == 1.0;
+            contribution.square.filter(|_| plain).map(|square| (contribution.weight, square))
         });
         let known: Option<Vec<(f64, f64)>> = known.collect();
         known.filter(|_| self.roster.folded.is_empty()).unwrap_or_default()

@@ -122,6 +122,18 @@ impl Dataset {
         }
     }
 
+    /// The same samples, class after class, so that a part of them has few classes.
+    pub fn by_label(&self) -> Self {
+        let mut order: Vec<usize> = (0..self.len()).collect();
+        order.sort_by_key(|&index| self.label(index));
+        Self {
+            name: self.name.clone(),
+            shape: self.shape,
+            images: order.iter().flat_map(|&index| self.image(index)).copied().collect(),
+            labels: order.iter().map(|&index| self.label(index)).collect(),
+        }
+    }
+
     /// Writes the standardised pixels of `samples` one after the other into `out`, whose length is
     /// `samples.len() * shape().pixels()`.
     ///

@@ -66,6 +66,26 @@ pub enum DataError {
         /// Bytes per image.
         pixels: usize,
     },
+    /// A line of a file of costs is not a cost.
+    #[error("{}: line {line}: `{found}` is not a positive number", .path.display())]
+    Cost {
+        /// The file.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// What stands there.
+        found: String,
+    },
+    /// A file of costs is of another data set.
+    #[error("{}: {found} costs for {samples} samples, expected one a line for each", .path.display())]
+    Costs {
+        /// The file.
+        path: PathBuf,
+        /// Costs in it.
+        found: usize,
+        /// Samples in the training half.
+        samples: usize,
+    },
     /// A label is not one of the classes.
     #[error("{name}: label {label} of sample {index}, expected less than {classes}")]
     Label {

@@ -11,6 +11,7 @@ mod average;
 mod bordered;
 mod cifar;
 mod conv;
+mod costs;
 mod dataset;
 pub mod embedded;
 mod error;
@@ -32,6 +33,7 @@ mod synthetic;
 mod threads;
 mod zoo;
 
+pub use costs::CostSpec;
 pub use dataset::{DataShape, Dataset};
 pub use error::{CifarFault, DataError, IdxFault};
 pub use model::{Evaluation, LossSum, Model, ModelError, build, total_elements};

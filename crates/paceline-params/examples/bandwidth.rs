@@ -5,8 +5,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use paceline_params::{
-    Block, DEFAULT_BLOCK_ELEMS, OptimizerSpec, ParamHash, Spares, Update, all_finite, fold,
-    norm_squared,
+    Block, DEFAULT_BLOCK_ELEMS, Half, OptimizerSpec, ParamHash, Spares, Update, all_finite, fold,
+    narrow, norm_squared, widen,
 };
 
 const ELEMS: usize = 25_000_000;
@@ -42,7 +42,24 @@ fn fold_blocks(acc: &mut [f32], first: bool, sources: &[Vec<f32>]) {
     }
 }
 
+/// Conversions of a block that is in the cache, as it is when it is sent or has just come; per
+/// repeat as many blocks as make up all elements. Bandwidth counts the `f32` side.
+fn measure_halves() {
+    let mut values = vec![0.5f32; DEFAULT_BLOCK_ELEMS / 4];
+    let mut bits = vec![0u16; values.len()];
+    let blocks = ELEMS / values.len();
+    for (name, half) in [("bf16", Half::Bf16), ("f16", Half::F16)] {
+        measure(&format!("narrow to {name}"), 1, || {
+            (0..blocks).for_each(|_| narrow(half, black_box(&values), black_box(&mut bits)));
+        });
+        measure(&format!("widen from {name}"), 1, || {
+            (0..blocks).for_each(|_| widen(half, black_box(&bits), black_box(&mut values)));
+        });
+    }
+}
+
 fn main() {
+    measure_halves();
     let sources: Vec<Vec<f32>> = (0..8).map(|k| vec![k as f32 + 0.5; ELEMS]).collect();
     let mut acc = vec![0.0f32; ELEMS];
 

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use paceline_core::{LedgerState, RoundConfig, Version};
 use paceline_model::Model;
-use paceline_params::{Checkpoint, FlatVec, LrScaling, TensorSpec, UpdateConfig};
+use paceline_params::{Checkpoint, FlatVec, LrScaling, TensorSpec, UpdateConfig, WireType};
 use paceline_policy::{Objective, PolicySpec};
 use paceline_wire::Transport;
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,10 @@ pub struct ServerConfig {
     pub model: String,
     /// The data, as the user wrote it; workers are told.
     pub data: String,
+    /// What its samples cost, as the user wrote it, empty if they are all alike; workers are told.
+    pub costs: String,
+    /// Whether batches are balanced by that.
+    pub balance: bool,
     /// Seed of sample order, model and generated data.
     pub seed: u64,
     /// Samples in an epoch.
@@ -36,6 +40,8 @@ pub struct ServerConfig {
     pub round: RoundConfig,
     /// How the parameters are cut up and spread.
     pub placement: Placement,
+    /// How gradients and parameters travel between workers and shards.
+    pub wire: WireType,
     /// How an update is made.
     pub update: UpdateConfig,
     /// When the run is over.
@@ -132,6 +138,23 @@ pub struct SavedState {
     pub seed: u64,
     /// The data, as the user wrote it.
     pub data: String,
+    /// By what batches are balanced ([`SavedState::balance`]).
+    #[serde(default = "unbalanced")]
+    pub balance: String,
+}
+
+impl SavedState {
+    /// By what batches are balanced, in words: the sample order depends on all of it.
+    pub fn balance(balance: bool, costs: &str, batch: u32) -> String {
+        match balance && !costs.is_empty() {
+            true => format!("by {costs} in batches of {batch}"),
+            false => "none".to_owned(),
+        }
+    }
+}
+
+fn unbalanced() -> String {
+    SavedState::balance(false, "", 0)
 }
 
 impl Start {

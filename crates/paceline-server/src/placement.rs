@@ -75,6 +75,7 @@ impl Shards {
             index,
             layout: layout.clone(),
             optimizer: config.update.optimizer,
+            wire: config.wire,
             version: start.version,
             staging,
             fold_at_close: config.folds_at_close(),

@@ -3,9 +3,10 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::Arc,
+    time::Duration,
 };
 
-use paceline_core::{Version, WorkerId};
+use paceline_core::{Time, Version, WorkerId};
 use paceline_wire::{frame::encode_control, message::ToWorker};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -18,6 +19,8 @@ struct Peer {
     session: u64,
     name: String,
     outbox: Outbox,
+    /// When a sign of life of it was answered last.
+    answered: Option<Time>,
 }
 
 /// Everybody who is let in.
@@ -39,7 +42,7 @@ impl Workers {
     }
 
     pub(crate) fn add(&mut self, worker: WorkerId, session: u64, name: String, outbox: Outbox) {
-        self.peers.insert(worker, Peer { session, name, outbox });
+        self.peers.insert(worker, Peer { session, name, outbox, answered: None });
     }
 
     pub(crate) fn name(&self, worker: WorkerId) -> &str {
@@ -65,6 +68,16 @@ impl Workers {
         let frame: Arc<[u8]> = encode_control(message).into();
         for worker in workers {
             self.send_frame(worker, Arc::clone(&frame));
+        }
+    }
+
+    /// Answers a sign of life, but not before `least` has passed since the last answer: who floods
+    /// us and does not read must not fill our memory.
+    pub(crate) fn answer(&mut self, worker: WorkerId, sent: Duration, now: Time, least: Duration) {
+        let Some(peer) = self.peers.get_mut(&worker) else { return };
+        if peer.answered.is_none_or(|last| now >= last + least) {
+            peer.answered = Some(now);
+            self.send(worker, &ToWorker::Heard { sent });
         }
     }
 
@@ -157,6 +170,23 @@ mod tests {
         assert_eq!(workers.number(Some(1)), WorkerId(0));
         assert_eq!(workers.number(None), WorkerId(0));
         assert_eq!(workers.number(Some(u32::MAX)), WorkerId(0));
+    }
+
+    #[test]
+    fn a_flood_of_signs_of_life_gets_an_answer_now_and_then() {
+        let mut workers = Workers::default();
+        let (outbox, mut frames) = tokio::sync::mpsc::unbounded_channel();
+        workers.add(WorkerId(1), 7, String::new(), outbox);
+        let least = Duration::from_millis(250);
+        for millis in 0..1000 {
+            let sent = Duration::from_millis(millis);
+            workers.answer(WorkerId(1), sent, Time::ZERO + sent, least);
+        }
+        let answers = std::iter::from_fn(|| frames.try_recv().ok());
+        let heard = [0, 250, 500, 750].map(|millis| {
+            encode_control(&ToWorker::Heard { sent: Duration::from_millis(millis) }).into()
+        });
+        assert_eq!(answers.collect::<Vec<Arc<[u8]>>>(), heard);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use common::{
@@ -17,6 +18,7 @@ use common::{
     start, wait_for_rounds,
 };
 use paceline_core::{EventKind, LeaveReason, StopReason, Version, WorkerId};
+use paceline_params::WireType;
 use paceline_server::{Outcome, ServerConfig};
 use paceline_wire::frame::{
     HEADER_LEN, Header, MAX_BLOCK, MAX_HELLO, PREAMBLE_LEN, encode_control, preamble, preamble_of,
@@ -76,7 +78,10 @@ fn strangers_are_named_and_shown_out_and_the_parameters_are_the_same_to_the_bit(
         (before_hello(vec![9; HEADER_LEN]), "reserved bytes of a frame header are not zero"),
         (before_hello(vec![9, 0, 0, 0, 1, 0, 0, 0]), "unknown frame kind 9"),
         (before_hello(frame(Header::Control(20), &[0xff; 20])), "malformed message"),
-        (before_hello(frame(Header::Block(1), &[0; 20])), "expected a control frame"),
+        (
+            before_hello(frame(Header::Block(WireType::F32, 1), &[0; 20])),
+            "expected a control frame",
+        ),
         (trailing, "3 bytes after the end of a message"),
         (hello("", worker()), "wrong token"),
         (hello("open sesamf", worker()), "wrong token"),
@@ -239,11 +244,11 @@ const MISDEEDS: &[Misdeed] = &[
         base
     }),
     ("passes the bound of 67108880", |rogue| {
-        sends(rogue, 0, &Header::Block(MAX_BLOCK / 4 + 1).encode())
+        sends(rogue, 0, &Header::Block(WireType::F32, MAX_BLOCK / 4 + 1).encode())
     }),
     ("block 0 has 16777216 values, expected 128", |rogue| {
         let head = paceline_wire::frame::BlockHead { version: 0, block: 0 };
-        sends(rogue, 0, &head.encode(MAX_BLOCK / 4))
+        sends(rogue, 0, &head.encode(WireType::F32, MAX_BLOCK / 4))
     }),
     ("not a head and whole f32 values", |rogue| sends(rogue, 1, &[2, 0, 0, 0, 19, 0, 0, 0])),
     ("unknown frame kind 200", |rogue| sends(rogue, 1, &[200, 0, 0, 0, 0, 0, 0, 0])),
@@ -410,7 +415,7 @@ fn a_worker_has_one_data_connection_to_a_shard() {
 fn a_flood_of_messages_does_not_stop_the_run() {
     attacked(endless(), |server| {
         let mut rogue = Rogue::join(server.address);
-        let flood = encode_control(&FromWorker::Heartbeat).repeat(5000);
+        let flood = encode_control(&FromWorker::Heartbeat { sent: Duration::ZERO }).repeat(5000);
         let enough = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&enough);
         let flooding = thread::spawn(move || {
@@ -443,7 +448,7 @@ fn noise() -> impl Strategy<Value = Vec<u8>> {
     let control = payload().prop_map(|payload| frame(Header::Control(payload.len()), &payload));
     let block = (any::<u64>(), 0..9u32, 0..130usize).prop_map(|(version, block, values)| {
         let head = paceline_wire::frame::BlockHead { version: version % 4, block };
-        [head.encode(values).to_vec(), vec![0; values * 4]].concat()
+        [head.encode(WireType::F32, values).to_vec(), vec![0; values * 4]].concat()
     });
     let frames = prop::collection::vec(prop_oneof![payload(), control, block], 0..6);
     frames.prop_map(|frames| frames.concat())

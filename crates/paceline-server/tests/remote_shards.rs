@@ -11,11 +11,14 @@ use std::{
 
 use common::{Server, config, names, rogue::Line, start};
 use paceline_core::{EventKind, StopReason};
-use paceline_params::{OptimizerSpec, checkpoint};
+use paceline_params::{OptimizerSpec, WireType, checkpoint};
 use paceline_server::{
     CheckpointConfig, Outcome, ServerConfig, ServerError, ShardConfig, Start, serve_shard,
 };
-use paceline_wire::message::{FromShard, Reply, Role, ToShard};
+use paceline_wire::{
+    Transport,
+    message::{FromShard, Reply, Role, ToShard},
+};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::oneshot,
@@ -112,6 +115,24 @@ fn the_same_bits_come_out_wherever_the_shards_are_and_however_many() {
     assert_eq!(here, run(exact(2, true)).param_hash.unwrap());
     assert_eq!(here, run(exact(3, true)).param_hash.unwrap());
     assert_eq!(here, run(exact(1, true)).param_hash.unwrap());
+}
+
+#[test]
+fn values_travel_as_halves_to_shards_elsewhere_as_they_do_to_those_here() {
+    let transport = Transport::Tcp;
+    let whole = run(ServerConfig { transport, ..exact(2, false) });
+    for wire in WireType::ALL {
+        let travelling = |shards, remote| ServerConfig { wire, transport, ..exact(shards, remote) };
+        let (here, there) = (run(travelling(2, false)), run(travelling(3, true)));
+        assert_eq!(here.param_hash, there.param_hash, "{wire}");
+        let bytes = |outcome: &Outcome| -> u64 {
+            outcome.shards.iter().map(|shard| shard.counts.bytes_out).sum()
+        };
+        // In 40 rounds 3 workers pull 8 blocks, each with 24 bytes before its values.
+        let heads = 40 * 3 * 8 * 24;
+        let values = (bytes(&whole) - heads) * wire.size() as u64 / 4;
+        assert_eq!((bytes(&here), bytes(&there)), (heads + values, heads + values), "{wire}");
+    }
 }
 
 #[test]

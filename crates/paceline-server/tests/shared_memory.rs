@@ -98,14 +98,18 @@ fn the_same_bits_come_out_by_memory_by_tcp_and_by_both() {
     let (server_tcp, many) = train(exact(Tcp), [Auto; 3]);
     let (workers_tcp, as_many) = train(exact(Auto), [Tcp; 3]);
     let (mixed, some) = train(exact(Auto), [Tcp, Auto, Tcp]);
+    let halves = ServerConfig { wire: "bf16".parse().unwrap(), ..exact(Auto) };
+    let (halves, as_few) = train(halves, [Auto; 3]);
     assert!(by_memory.param_hash.is_some());
-    for outcome in [server_tcp, workers_tcp, mixed] {
+    // Halves are for travelling, so what does not travel has the bits of f32.
+    for outcome in [server_tcp, workers_tcp, mixed, halves] {
         assert_eq!(outcome.param_hash, by_memory.param_hash);
     }
     // 40 rounds of 3 workers, the parameters one way and a gradient the other.
     let all = 40 * 3 * 2 * (PARAMS * size_of::<f32>()) as u64;
     assert!(many > all && as_many > all, "{many} and {as_many} of {all} bytes");
     assert!(few < all / 4 && few < some && some < all, "{few} and {some} of {all} bytes");
+    assert!(as_few < all / 4, "{as_few} of {all} bytes");
 }
 
 #[test]
@@ -190,6 +194,14 @@ const MISDEEDS: &[Misdeed] = &[
         share(rogue, &[file.as_fd(); 3]);
         // Not that it could still be mapped by anybody.
         ftruncate(&file, 0).unwrap();
+    }),
+    ("its segment 0 cannot be used: it is not sealed against writers", |rogue| {
+        let file = memory(LONG_ENOUGH, SealFlags::SHRINK | SealFlags::GROW);
+        share(rogue, &[file.as_fd(); 3]);
+    }),
+    ("its segment 0 cannot be used: 0 of its bytes have memory where 8096 are needed", |rogue| {
+        let file = memory(LONG_ENOUGH, SealFlags::SHRINK | SealFlags::FUTURE_WRITE);
+        share(rogue, &[file.as_fd(); 3]);
     }),
     ("its segment 0 cannot be used: it is no memory that can be shared", |rogue| {
         let file = std::fs::File::open("/proc/self/exe").unwrap();

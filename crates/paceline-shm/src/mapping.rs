@@ -16,7 +16,8 @@ pub(crate) fn file_bytes(elements: usize) -> io::Result<usize> {
 
 /// A mapped file of `elements` values behind a head, for reading alone.
 ///
-/// The file must never become shorter than [`file_bytes`]: its users see to that, by its seals.
+/// The file must never become shorter than [`file_bytes`], or lose pages: its users see to that, by
+/// its seals.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
@@ -69,8 +70,9 @@ impl Mapping {
         assert!(end.is_some_and(|end| end <= self.elements), "a copy from past a segment's end");
         // SAFETY: the source lies inside the mapping, as was just checked; the file never gets
         // shorter, so that it can be read; any bits are an `f32`; `values` is borrowed mutably and
-        // so lies elsewhere. No reference to the source exists: a write by another process at the
-        // same time makes the copy's values arbitrary and does nothing else.
+        // so lies elsewhere. No reference to the source exists, so nothing is assumed of its values.
+        // A write at the same time is beyond what the language defines; by what the machine does,
+        // which is to copy bytes, the copy's values are then arbitrary, and nothing else.
         unsafe {
             std::ptr::copy_nonoverlapping(self.values().add(at), values.as_mut_ptr(), values.len());
         }

@@ -22,6 +22,10 @@ use rustix::net::{
 /// The most files that are handed over at once.
 const MOST: usize = 8;
 
+/// The most who are looked at to find the one that is expected: as many as the system lets wait for
+/// a standard listener, twice.
+const CROWD: usize = 256;
+
 /// Where somebody is expected who is told of it by other means.
 #[derive(Debug)]
 pub struct Meeting {
@@ -47,7 +51,7 @@ impl Meeting {
     /// The one who has come and shows `proof`; others are sent away. Does not wait: who is expected
     /// says, by other means, that it has come.
     pub fn guest(&self, proof: u64) -> io::Result<Guest> {
-        loop {
+        for _ in 0..CROWD {
             let (stream, _) = self.listener.accept()?;
             stream.set_nonblocking(true)?;
             match receive(&stream) {
@@ -55,6 +59,7 @@ impl Meeting {
                 _ => {}
             }
         }
+        Err(io::Error::other("too many came who were not expected"))
     }
 }
 

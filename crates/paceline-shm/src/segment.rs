@@ -18,7 +18,7 @@ use rustix::{
 use crate::mapping::{OwnMapping, file_bytes};
 
 /// What is said of a segment while its values change.
-const WITHDRAWN: u64 = 0;
+pub(crate) const WITHDRAWN: u64 = 0;
 
 /// Values that this process alone writes and that others may read, as soon as they have its file.
 #[derive(Debug)]
@@ -52,10 +52,8 @@ impl Segment {
         fence(Ordering::Release);
     }
 
-    /// Says that the values are those of `version`, whole.
-    ///
-    /// # Panics
-    /// If `version` is the highest number there is.
+    /// Says that the values are those of `version`, whole. The highest number there is stands for
+    /// none: what is published as that stays withdrawn.
     pub fn publish(&mut self, version: u64) {
         self.mapping.stamp().store(stamp(version), Ordering::Release);
     }
@@ -72,7 +70,7 @@ fn memory_file() -> rustix::io::Result<OwnedFd> {
 
 /// How the head says that a segment holds `version`.
 pub(crate) fn stamp(version: u64) -> u64 {
-    version.checked_add(1).expect("versions are counted from nought")
+    version.wrapping_add(1)
 }
 
 impl Deref for Segment {
@@ -129,6 +127,8 @@ mod tests {
         segment.publish(2);
         assert!(!view.read_version(0, &mut copy));
         assert!(view.read_version(2, &mut copy));
+        segment.publish(u64::MAX);
+        assert!(!view.read_version(u64::MAX, &mut copy), "which no version is");
     }
 
     #[test]

@@ -11,12 +11,15 @@ use thiserror::Error;
 
 use crate::{
     mapping::{Mapping, file_bytes},
-    segment::stamp,
+    segment::{WITHDRAWN, stamp},
 };
 
 /// The file system of memory, in small pages; of large ones there may be too few when they are
 /// needed, which ends in `SIGBUS`.
 const TMPFS_MAGIC: FsWord = 0x0102_1994;
+
+/// Bytes of the blocks that a file's memory is told in, whatever the file system.
+const STAT_BLOCK: u64 = 512;
 
 /// Why a file is not read as a segment.
 #[derive(Debug, Error)]
@@ -27,6 +30,17 @@ pub enum ViewError {
     /// It could be made shorter while it is read.
     #[error("it is not sealed against becoming shorter")]
     Unsealed,
+    /// Parts of it could be taken away while it is read.
+    #[error("it is not sealed against writers, who could take parts of it away")]
+    Writable,
+    /// It has gaps, for which there may be no memory when they are read.
+    #[error("{got} of its bytes have memory where {expected} are needed")]
+    Sparse {
+        /// Bytes that have memory.
+        got: u64,
+        /// What it must have.
+        expected: u64,
+    },
     /// It is shorter than it must be.
     #[error("it has {got} bytes where {expected} are needed")]
     TooShort {
@@ -61,10 +75,20 @@ impl View {
         if !seals.contains(SealFlags::SHRINK) {
             return Err(ViewError::Unsealed);
         }
-        let got = fstat(file).map_err(io::Error::from)?.st_size as u64;
+        // Either seal keeps anybody from making gaps, too; whose page there is no memory for ends the
+        // reader as the end of the file does.
+        if !seals.intersects(SealFlags::FUTURE_WRITE | SealFlags::WRITE) {
+            return Err(ViewError::Writable);
+        }
+        let found = fstat(file).map_err(io::Error::from)?;
         let expected = file_bytes(elements)? as u64;
+        let got = u64::try_from(found.st_size).unwrap_or(0);
         if got < expected {
             return Err(ViewError::TooShort { got, expected });
+        }
+        let got = u64::try_from(found.st_blocks).unwrap_or(0).saturating_mul(STAT_BLOCK);
+        if got < expected {
+            return Err(ViewError::Sparse { got, expected });
         }
         Ok(View { mapping: Mapping::read_only(file, elements)? })
     }
@@ -93,7 +117,7 @@ impl View {
     /// If `values` reaches past the end.
     pub fn read_version(&self, version: u64, values: &mut [f32]) -> bool {
         let held = self.mapping.stamp();
-        if held.load(Ordering::Acquire) != stamp(version) {
+        if stamp(version) == WITHDRAWN || held.load(Ordering::Acquire) != stamp(version) {
             return false;
         }
         self.read(0, values);
@@ -105,7 +129,9 @@ impl View {
 
 #[cfg(test)]
 mod tests {
-    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+    use rustix::fs::{
+        FallocateFlags, MemfdFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+    };
 
     use super::*;
 
@@ -122,10 +148,24 @@ mod tests {
         ftruncate(&memory, 4096 + 3999).unwrap();
         refused(&memory, "not sealed against becoming shorter");
         fcntl_add_seals(&memory, SealFlags::SHRINK).unwrap();
+        refused(&memory, "not sealed against writers");
+        fcntl_add_seals(&memory, SealFlags::FUTURE_WRITE).unwrap();
         refused(&memory, "8095 bytes where 8096 are needed");
         ftruncate(&memory, 4096 + 4000).unwrap();
-        let view = View::of(&memory, 1000).unwrap();
+        refused(&memory, "0 of its bytes have memory where 8096 are needed");
         assert!(ftruncate(&memory, 0).is_err());
+    }
+
+    #[test]
+    fn a_file_that_keeps_its_length_and_its_pages_is_read() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = memfd_create("test", flags).unwrap();
+        ftruncate(&memory, 4096 + 4000).unwrap();
+        fallocate(&memory, FallocateFlags::empty(), 0, 4096 + 4000).unwrap();
+        fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::WRITE).unwrap();
+        let view = View::of(&memory, 1000).unwrap();
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        assert!(fallocate(&memory, hole, 0, 4096).is_err());
         let mut last = [1.0];
         view.read(999, &mut last);
         assert_eq!(last, [0.0]);

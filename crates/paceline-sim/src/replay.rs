@@ -244,5 +244,5 @@ impl Driver<'_> {
 
 fn whole_work(worker: WorkerId, samples: u32) -> Work {
     let range = SampleRange { epoch: 0, start: 0, end: samples };
-    Work { worker, portion: Portion::new(range), waited_for: false }
+    Work { worker, portion: Portion::new(range), waited_for: false, worth: 1.0 }
 }

@@ -7,22 +7,27 @@ use std::{
 };
 
 use paceline_core::{
-    BlockClose, Blocks, Contribution, Coordinator, EpochOrder, EventKind, Late, LeaveReason,
-    Ledger, LedgerReport, Phase, Policy, Round, RoundConfig, SampleCounts, ShardId, Straggler,
-    Time, Version, Work, WorkerId,
+    BlockClose, Blocks, Contribution, Coordinator, Costs, EpochOrder, EventKind, Late, LeaveReason,
+    Ledger, LedgerReport, OrderSpec, Phase, Policy, Portion, Round, RoundConfig, SampleCounts,
+    ShardId, Straggler, Time, Version, Work, WorkerId,
 };
 use paceline_params::{Block, Spares, Update, UpdateConfig, add_scaled, norm_squared};
 use paceline_sim::{World, comings_and_goings};
-use paceline_worker::{Compute, part_of};
+use paceline_worker::{Compute, micro_batch, part_of};
 use serde::{Deserialize, Serialize};
 
-use crate::worker::{Task, Worker};
+use crate::{
+    bias::Bias,
+    worker::{Task, Worker},
+};
 
 /// How a run goes.
 #[derive(Debug, Clone)]
 pub struct TrainingConfig {
-    /// Samples in an epoch.
-    pub samples: u32,
+    /// In which order samples are visited, and which belong together.
+    pub orders: OrderSpec,
+    /// What they cost, if they differ.
+    pub costs: Option<Costs>,
     /// Samples that a worker is given per round.
     pub batch: u32,
     /// Parts in which it does them.
@@ -33,14 +38,16 @@ pub struct TrainingConfig {
     pub late: Late,
     /// Whether slow workers are given less.
     pub rebalance: bool,
+    /// A range given back this often is waited for.
+    pub patience: u32,
+    /// Whether data that is heard less counts for more, where it lives on workers.
+    pub reweigh: bool,
     /// The least contributions of a round.
     pub quorum: usize,
     /// How updates are made.
     pub update: UpdateConfig,
     /// Seconds from a close to the next opening.
     pub overhead: f64,
-    /// Seed of the sample order.
-    pub seed: u64,
     /// Samples used between evaluations.
     pub evaluate_every: u64,
     /// Stops at this test accuracy.
@@ -49,6 +56,8 @@ pub struct TrainingConfig {
     pub target_loss: Option<f64>,
     /// Stops after so many epochs.
     pub epochs: u32,
+    /// Stops after so many samples.
+    pub most_samples: u64,
     /// Stops after so many virtual seconds.
     pub seconds: f64,
 }
@@ -104,6 +113,9 @@ pub struct TrainingRecord {
     pub idle: f64,
     /// Whether parameters stayed finite.
     pub finite: bool,
+    /// By how much what is in an update costs more than what was handed out for it: the mean over
+    /// updates. Below zero, cheap samples are heard sooner than dear ones.
+    pub cost_bias: Option<f64>,
 }
 
 /// A moment at which a worker has finished so many micro-batches of its work on a version.
@@ -127,6 +139,7 @@ pub struct Training<'a> {
     /// When the update under way is published, and the squared norm of its sum.
     publishing: Option<(Time, f64)>,
     order: EpochOrder,
+    bias: Bias,
     next_evaluation: u64,
     record: TrainingRecord,
 }
@@ -154,7 +167,10 @@ impl<'a> Training<'a> {
             rebalance: config.rebalance,
             blocks: 1,
         };
-        let ledger = Ledger::new(config.samples, Some(config.epochs));
+        let ledger = Ledger::new(config.orders.samples, Some(config.epochs))
+            .with_patience(config.patience)
+            .with_homes(config.orders.homes);
+        let ledger = if config.reweigh { ledger.reweighing() } else { ledger };
         Training {
             coordinator: Coordinator::new(round, policy, ledger, config.batch, 1, Round(0)),
             workers: vec![Worker::default(); world.workers()],
@@ -166,7 +182,8 @@ impl<'a> Training<'a> {
             now: Time::ZERO,
             opened: Time::ZERO,
             publishing: None,
-            order: EpochOrder::new(0, u32::MAX, 0),
+            order: EpochOrder::none(),
+            bias: Bias::default(),
             next_evaluation: config.evaluate_every,
             record: TrainingRecord {
                 points: Vec::new(),
@@ -177,6 +194,7 @@ impl<'a> Training<'a> {
                 balanced: false,
                 idle: 0.0,
                 finite: true,
+                cost_bias: None,
             },
             world,
             compute,
@@ -209,6 +227,7 @@ impl<'a> Training<'a> {
     fn is_over(&self) -> bool {
         self.record.reached.is_some()
             || !self.record.finite
+            || self.used() >= self.config.most_samples
             || self.now.as_secs_f64() >= self.config.seconds
             || self.coordinator.stop_reason(self.now).is_some()
     }
@@ -226,6 +245,7 @@ impl<'a> Training<'a> {
             seconds,
             samples: self.coordinator.ledger().counts(),
             balanced,
+            cost_bias: self.bias.mean(),
             idle: (1.0 - busy / there.max(f64::MIN_POSITIVE)).clamp(0.0, 1.0),
             ..self.record
         }
@@ -268,7 +288,7 @@ impl<'a> Training<'a> {
         let task = slot.task.as_mut().expect("what is due has a task");
         task.done = part;
         if part < parts {
-            let (base, next) = (task.base, task.end(part + 1, parts));
+            let (base, next) = (task.base, task.end(part + 1));
             self.due.push(Reverse((next, worker, base, part + 1)));
             self.coordinator.handle_progress(worker, base, part, self.now);
             return;
@@ -314,12 +334,36 @@ impl<'a> Training<'a> {
     }
 
     fn gradient(&mut self, task: &Task, weight: u32, gradient: &mut [f32]) -> f64 {
-        if let Some(epoch) = task.portion.epoch().filter(|&epoch| epoch != self.order.epoch()) {
-            self.order = EpochOrder::new(self.config.seed, epoch, self.config.samples);
+        let samples = self.samples(&task.portion);
+        let samples = &samples[..weight as usize];
+        if let Some(costs) = &self.config.costs {
+            self.bias.came(costs.share(samples), samples.len());
         }
-        let samples = task.portion.samples(&self.order);
-        let samples = samples.expect("the ledger's ranges lie in its epoch");
-        self.compute.gradient(&samples[..weight as usize], gradient)
+        self.compute.gradient(samples, gradient)
+    }
+
+    fn samples(&mut self, portion: &Portion) -> Vec<u32> {
+        if let Some(epoch) = portion.epoch().filter(|&epoch| epoch != self.order.epoch()) {
+            self.order = self.config.orders.epoch(epoch);
+        }
+        portion.samples(&self.order).expect("the ledger's ranges lie in its epoch")
+    }
+
+    /// Seconds after which each micro-batch of a portion is done, a whole one taking `whole`.
+    fn ends(&mut self, portion: &Portion, whole: f64) -> Vec<f64> {
+        let parts = self.config.micro_batches;
+        let Some(costs) = self.config.costs.clone() else {
+            let seconds = whole * f64::from(portion.len()) / f64::from(self.config.batch);
+            return (1..=parts).map(|p| seconds * f64::from(p) / f64::from(parts)).collect();
+        };
+        let samples = self.samples(portion);
+        self.bias.handed_out(costs.share(&samples), samples.len());
+        let mut seconds = 0.0;
+        let end = |part| {
+            seconds += whole * costs.share(micro_batch(&samples, part, parts));
+            seconds
+        };
+        (0..parts).map(end).collect()
     }
 
     /// Does what the coordinator decided; says whether there was anything.
@@ -359,16 +403,17 @@ impl<'a> Training<'a> {
     fn give(&mut self, work: &Work, base: Version) {
         let Work { worker, portion, .. } = work.clone();
         let whole = self.world.run_time(worker.0 as usize).expect("who is absent is not live");
+        let ends = self.ends(&portion, whole);
         let slot = &mut self.workers[worker.0 as usize];
         let task = Task {
             base,
-            seconds: whole * f64::from(portion.len()) / f64::from(self.config.batch),
+            ends,
             portion,
             params: self.block.snapshot(),
             began: self.now.max(slot.free_at),
             done: 0,
         };
-        let first = task.end(1, self.config.micro_batches);
+        let first = task.end(1);
         self.due.push(Reverse((first, worker, base, 1)));
         slot.task = Some(task);
     }
@@ -378,7 +423,7 @@ impl<'a> Training<'a> {
     fn stop(&mut self, worker: WorkerId) {
         let slot = &mut self.workers[worker.0 as usize];
         let Some(task) = slot.task.take() else { return };
-        slot.free_at = task.end(task.done + 1, self.config.micro_batches);
+        slot.free_at = task.end(task.done + 1);
         slot.busy += slot.free_at.since(task.began).as_secs_f64();
         let salvages = self.config.straggler == Straggler::Salvage;
         if salvages && task.done > 0 && self.coordinator.machine().phase() != Phase::Closed {
@@ -400,6 +445,7 @@ impl<'a> Training<'a> {
         let update = Update { step: round.0 + 1, lr, scale };
         self.block.apply(&rule.optimizer, update, &self.sum, &self.spares);
         self.sum.fill(0.0);
+        self.bias.closed();
         self.record.finite &= square.is_finite();
         self.record.rounds.push(VirtualRound {
             at: at.as_secs_f64(),

@@ -22,15 +22,15 @@ pub(crate) struct Task {
     /// The parameters it computes from.
     pub(crate) params: Arc<Vec<f32>>,
     pub(crate) began: Time,
-    /// Seconds that all of it takes.
-    pub(crate) seconds: f64,
+    /// Seconds after which each of its micro-batches is done.
+    pub(crate) ends: Vec<f64>,
     /// Micro-batches done.
     pub(crate) done: u32,
 }
 
 impl Task {
     /// When so many of its micro-batches are done.
-    pub(crate) fn end(&self, part: u32, parts: u32) -> Time {
-        self.began + Time::span(self.seconds * f64::from(part) / f64::from(parts))
+    pub(crate) fn end(&self, part: u32) -> Time {
+        self.began + Time::span(self.ends[part as usize - 1])
     }
 }

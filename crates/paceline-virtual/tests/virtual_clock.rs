@@ -1,7 +1,7 @@
 //! Training on the virtual clock: the books balance, time passes as the scenario says, and the same
 //! seed gives the same run.
 
-use paceline_core::{Late, Policy, Straggler};
+use paceline_core::{Late, Ledger, OrderSpec, Policy, Straggler};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig};
 use paceline_policy::{Objective, PolicySpec};
 use paceline_virtual::{Paced, Training, TrainingConfig, TrainingRecord};
@@ -47,12 +47,15 @@ impl Compute for Quadratic {
 
 fn config() -> TrainingConfig {
     TrainingConfig {
-        samples: SAMPLES,
+        orders: OrderSpec::new(1, SAMPLES),
+        costs: None,
         batch: 20,
         micro_batches: 4,
         straggler: Straggler::Salvage,
         late: Late::Drop,
         rebalance: false,
+        patience: Ledger::PATIENCE,
+        reweigh: false,
         quorum: 1,
         update: UpdateConfig {
             optimizer: OptimizerSpec::SGD,
@@ -63,11 +66,11 @@ fn config() -> TrainingConfig {
             clip: Clip::None,
         },
         overhead: 0.0,
-        seed: 1,
         evaluate_every: 400,
         target_accuracy: None,
         target_loss: None,
         epochs: 2,
+        most_samples: u64::MAX,
         seconds: f64::INFINITY,
     }
 }

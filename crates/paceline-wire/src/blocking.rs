@@ -2,23 +2,25 @@
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 
+use paceline_params::{WireType, widen};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::frame::{
-    BLOCK_HEAD_LEN, BlockHead, FrameError, HEADER_LEN, Header, MAX_CONTROL, PREAMBLE_LEN,
-    check_preamble, decode_control, encode_control, preamble,
+    BLOCK_HEAD_LEN, BlockHead, FrameError, HALF_CHUNK, HEADER_LEN, Header, MAX_CONTROL,
+    PREAMBLE_LEN, Values, check_preamble, decode_control, encode_control, preamble,
 };
 
 /// Reads frames.
 #[derive(Debug)]
 pub struct BlockingReader<R> {
     inner: R,
+    halves: Vec<u16>,
 }
 
 impl<R: Read> BlockingReader<R> {
     /// Reads from `inner`.
     pub fn new(inner: R) -> Self {
-        BlockingReader { inner }
+        BlockingReader { inner, halves: Vec::new() }
     }
 
     /// Reads and checks what the peer sends first.
@@ -54,7 +56,7 @@ impl<R: Read> BlockingReader<R> {
     pub fn message<T: DeserializeOwned>(&mut self) -> Result<T, FrameError> {
         match self.header()? {
             Header::Control(len) => self.control(len),
-            Header::Block(_) => Err(FrameError::WrongKind { expected: "control" }),
+            Header::Block(..) => Err(FrameError::WrongKind { expected: "control" }),
         }
     }
 
@@ -66,8 +68,18 @@ impl<R: Read> BlockingReader<R> {
     }
 
     /// The values of a block, after its head.
-    pub fn values(&mut self, values: &mut [f32]) -> Result<(), FrameError> {
-        self.exact(bytemuck::cast_slice_mut(values))
+    pub fn values(&mut self, wire: WireType, values: &mut [f32]) -> Result<(), FrameError> {
+        let WireType::Half(half) = wire else {
+            return self.exact(bytemuck::cast_slice_mut(values));
+        };
+        let mut halves = std::mem::take(&mut self.halves);
+        for part in values.chunks_mut(HALF_CHUNK) {
+            halves.resize(part.len(), 0);
+            self.exact(bytemuck::cast_slice_mut(&mut halves))?;
+            widen(half, &halves, part);
+        }
+        self.halves = halves;
+        Ok(())
     }
 
     fn exact(&mut self, bytes: &mut [u8]) -> Result<(), FrameError> {
@@ -102,9 +114,12 @@ impl<W: Write> BlockingWriter<W> {
     }
 
     /// Sends a block: one vectored write from where the values are, if the socket takes it.
-    pub fn block(&mut self, head: BlockHead, values: &[f32]) -> Result<(), FrameError> {
-        let head = head.encode(values.len());
-        let data: &[u8] = bytemuck::cast_slice(values);
+    pub fn block<'a>(
+        &mut self,
+        head: BlockHead,
+        values: impl Into<Values<'a>>,
+    ) -> Result<(), FrameError> {
+        let (head, data) = values.into().parts(head);
         let mut written = 0;
         while written < head.len() {
             let parts = [IoSlice::new(&head[written..]), IoSlice::new(data)];

@@ -1,7 +1,8 @@
-//! Frames: eight bytes of header, then a control message or a block of `f32`. No IO here.
+//! Frames: eight bytes of header, then a control message or a block of values. No IO here.
 //!
 //! Every length that comes over the wire is bounded before anything is allocated for it.
 
+use paceline_params::{Half, WireType};
 use serde::{Serialize, de::DeserializeOwned};
 use thiserror::Error;
 
@@ -29,7 +30,13 @@ pub const MAX_BLOCK: usize = 64 << 20;
 
 const MAGIC: [u8; 4] = *b"PCLN";
 const KIND_CONTROL: u8 = 1;
-const KIND_BLOCK: u8 = 2;
+const KIND_F32: u8 = 2;
+const KIND_BF16: u8 = 3;
+const KIND_F16: u8 = 4;
+
+/// Values of 16 bits that are read at once, before they are widened: few enough to stay in the
+/// cache.
+pub(crate) const HALF_CHUNK: usize = 1 << 15;
 
 /// What cannot be read as a frame. It costs the connection it came over.
 #[derive(Debug, Error)]
@@ -79,8 +86,13 @@ pub enum FrameError {
     #[error("{0} bytes after the end of a message")]
     TrailingBytes(usize),
     /// A block's payload is not whole numbers.
-    #[error("block payload of {0} bytes is not a head and whole f32 values")]
-    RaggedBlock(usize),
+    #[error("block payload of {len} bytes is not a head and whole {wire} values")]
+    RaggedBlock {
+        /// What the header says.
+        len: usize,
+        /// What its kind says.
+        wire: WireType,
+    },
     /// A message that makes no sense at this point of the conversation.
     #[error("unexpected message: {0}")]
     Unexpected(String),
@@ -94,8 +106,8 @@ pub enum FrameError {
 pub enum Header {
     /// A control message of so many bytes.
     Control(usize),
-    /// A block head, and this many values after it.
-    Block(usize),
+    /// A block head, and this many values of that type after it.
+    Block(WireType, usize),
 }
 
 impl Header {
@@ -108,24 +120,40 @@ impl Header {
         let len = u32::from_le_bytes(len) as usize;
         match kind {
             KIND_CONTROL => bounded(len, limit).map(Header::Control),
-            KIND_BLOCK => {
-                let data = bounded(len, BLOCK_HEAD_LEN + MAX_BLOCK)?
-                    .checked_sub(BLOCK_HEAD_LEN)
-                    .filter(|data| data % 4 == 0)
-                    .ok_or(FrameError::RaggedBlock(len))?;
-                Ok(Header::Block(data / 4))
-            }
+            KIND_F32 => Self::block(WireType::F32, len),
+            KIND_BF16 => Self::block(WireType::Half(Half::Bf16), len),
+            KIND_F16 => Self::block(WireType::Half(Half::F16), len),
             other => Err(FrameError::UnknownKind(other)),
         }
     }
 
+    fn block(wire: WireType, len: usize) -> Result<Header, FrameError> {
+        let data = bounded(len, BLOCK_HEAD_LEN + MAX_BLOCK)?
+            .checked_sub(BLOCK_HEAD_LEN)
+            .filter(|data| data % wire.size() == 0)
+            .ok_or(FrameError::RaggedBlock { len, wire })?;
+        Ok(Header::Block(wire, data / wire.size()))
+    }
+
+    /// Bytes of the whole frame, this header included.
+    pub fn frame_len(self) -> usize {
+        HEADER_LEN
+            + match self {
+                Header::Control(len) => len,
+                Header::Block(wire, values) => BLOCK_HEAD_LEN + wire.size() * values,
+            }
+    }
+
     /// Writes a header.
     pub fn encode(self) -> [u8; HEADER_LEN] {
-        let (kind, len) = match self {
-            Header::Control(len) => (KIND_CONTROL, len),
-            Header::Block(values) => (KIND_BLOCK, BLOCK_HEAD_LEN + 4 * values),
+        let kind = match self {
+            Header::Control(_) => KIND_CONTROL,
+            Header::Block(WireType::F32, _) => KIND_F32,
+            Header::Block(WireType::Half(Half::Bf16), _) => KIND_BF16,
+            Header::Block(WireType::Half(Half::F16), _) => KIND_F16,
         };
-        let len = u32::try_from(len).expect("frames are bounded far below 4 GiB").to_le_bytes();
+        let len = u32::try_from(self.frame_len() - HEADER_LEN);
+        let len = len.expect("frames are bounded far below 4 GiB").to_le_bytes();
         [kind, 0, 0, 0, len[0], len[1], len[2], len[3]]
     }
 }
@@ -160,13 +188,43 @@ impl BlockHead {
         })
     }
 
-    /// Header and head of a block frame of `values` values, ready to be followed by them.
-    pub fn encode(self, values: usize) -> [u8; HEADER_LEN + BLOCK_HEAD_LEN] {
+    /// Header and head of a block frame of so many values, ready to be followed by them.
+    pub fn encode(self, wire: WireType, values: usize) -> [u8; HEADER_LEN + BLOCK_HEAD_LEN] {
         let mut bytes = [0; HEADER_LEN + BLOCK_HEAD_LEN];
-        bytes[..8].copy_from_slice(&Header::Block(values).encode());
+        bytes[..8].copy_from_slice(&Header::Block(wire, values).encode());
         bytes[8..16].copy_from_slice(&self.version.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.block.to_le_bytes());
         bytes
+    }
+}
+
+/// A block's values, as they are sent.
+#[derive(Debug, Clone, Copy)]
+pub struct Values<'a> {
+    wire: WireType,
+    bytes: &'a [u8],
+}
+
+impl<'a> Values<'a> {
+    /// Values that are 16 bits each.
+    pub fn half(half: Half, bits: &'a [u16]) -> Self {
+        Values { wire: WireType::Half(half), bytes: bytemuck::cast_slice(bits) }
+    }
+
+    /// What announces them.
+    pub fn header(self) -> Header {
+        Header::Block(self.wire, self.bytes.len() / self.wire.size())
+    }
+
+    /// The head of their frame, and what follows it.
+    pub(crate) fn parts(self, head: BlockHead) -> ([u8; HEADER_LEN + BLOCK_HEAD_LEN], &'a [u8]) {
+        (head.encode(self.wire, self.bytes.len() / self.wire.size()), self.bytes)
+    }
+}
+
+impl<'a> From<&'a [f32]> for Values<'a> {
+    fn from(values: &'a [f32]) -> Self {
+        Values { wire: WireType::F32, bytes: bytemuck::cast_slice(values) }
     }
 }
 
@@ -232,7 +290,10 @@ mod tests {
         refused([1, 0, 0, 0, 255, 255, 255, 255], "passes the bound of 4096");
         refused([2, 0, 0, 0, 255, 255, 255, 255], "passes the bound");
         refused([2, 0, 0, 0, 15, 0, 0, 0], "not a head and whole f32");
-        refused([2, 0, 0, 0, 19, 0, 0, 0], "not a head and whole f32");
+        refused([2, 0, 0, 0, 18, 0, 0, 0], "not a head and whole f32");
+        refused([3, 0, 0, 0, 17, 0, 0, 0], "not a head and whole bf16");
+        refused([4, 0, 0, 0, 255, 255, 255, 255], "passes the bound");
+        refused([4, 0, 0, 0, 1, 0, 0, 0], "not a head and whole f16");
     }
 
     #[test]
@@ -260,11 +321,17 @@ mod tests {
         }
 
         #[test]
-        fn what_is_encoded_decodes_to_the_same(version: u64, block: u32, values in 0..1000usize) {
+        fn what_is_encoded_decodes_to_the_same(
+            version: u64,
+            block: u32,
+            wire in prop::sample::select(WireType::ALL.to_vec()),
+            values in 0..1000usize,
+        ) {
             let head = BlockHead { version, block };
-            let bytes = head.encode(values);
+            let bytes = head.encode(wire, values);
             let header = Header::decode(bytes[..8].try_into().unwrap(), 0).unwrap();
-            prop_assert_eq!(header, Header::Block(values));
+            prop_assert_eq!(header, Header::Block(wire, values));
+            prop_assert_eq!(header.frame_len(), bytes.len() + values * wire.size());
             prop_assert_eq!(BlockHead::decode(bytes[8..].try_into().unwrap()).unwrap(), head);
         }
     }

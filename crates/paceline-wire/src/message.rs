@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use paceline_core::{BlockClose, LeaveReason, Portion, Straggler, Version, WorkerId};
-use paceline_params::{Layout, OptimizerSpec, ParamHash};
+use paceline_core::{BlockClose, LeaveReason, Portion, ShardCounts, Straggler, Version, WorkerId};
+use paceline_params::{Layout, OptimizerSpec, ParamHash, WireType};
 use serde::{Deserialize, Serialize};
 
 /// The first frame on every connection: who this is and what the connection is for.
@@ -81,8 +81,14 @@ pub struct Job {
     pub model: String,
     /// The data, as the user wrote it; a worker on another host may have it elsewhere.
     pub data: String,
+    /// What its samples cost, as the user wrote it; empty if they are all alike.
+    pub costs: String,
+    /// Whether batches are balanced by that.
+    pub balance: bool,
     /// Samples in an epoch.
     pub samples: u32,
+    /// Samples of a round's work, usually.
+    pub batch: u32,
     /// Parts in which a round's work is done.
     pub micro_batches: u32,
     /// What to do at a cut.
@@ -91,6 +97,8 @@ pub struct Job {
     pub norms: bool,
     /// Whether work may be done from a newer version than it was given on: rounds do not wait.
     pub any_newer: bool,
+    /// How gradients and parameters travel.
+    pub wire: WireType,
     /// How the parameters are cut into blocks and spread over shards.
     pub layout: Layout,
     /// Where each shard is; empty means the address the coordinator was reached at.
@@ -134,6 +142,11 @@ pub enum ToWorker {
     Stop(String),
     /// It is shown out for what it did; why, for people. The connection closes.
     Expelled(String),
+    /// A sign of life was heard: how long a word takes there and back.
+    Heard {
+        /// When that was sent, as the worker said.
+        sent: Duration,
+    },
 }
 
 /// From a worker to the coordinator.
@@ -145,7 +158,10 @@ pub enum FromWorker {
         samples: u32,
     },
     /// Still here.
-    Heartbeat,
+    Heartbeat {
+        /// When, on the worker's own clock.
+        sent: Duration,
+    },
     /// So many micro-batches are done.
     Progress {
         /// The version it works from.
@@ -289,6 +305,8 @@ pub struct ShardSpec {
     pub layout: Layout,
     /// How updates are made.
     pub optimizer: OptimizerSpec,
+    /// How gradients come in and parameters go out.
+    pub wire: WireType,
     /// The version of the parameters that follow.
     pub version: Version,
     /// Contributions that may be staged at once.
@@ -344,6 +362,8 @@ pub enum FromShard {
         version: Version,
         /// Hash of this shard's parameters, where asked for.
         hash: Option<ParamHash>,
+        /// What went through it since the version before.
+        counts: ShardCounts,
     },
     /// The whole state of this version follows.
     Snapshot {

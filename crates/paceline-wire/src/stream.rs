@@ -2,12 +2,13 @@
 
 use std::io::IoSlice;
 
+use paceline_params::{WireType, widen};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::frame::{
-    BLOCK_HEAD_LEN, BlockHead, FrameError, HEADER_LEN, Header, MAX_CONTROL, PREAMBLE_LEN,
-    check_preamble, decode_control, encode_control, preamble,
+    BLOCK_HEAD_LEN, BlockHead, FrameError, HALF_CHUNK, HEADER_LEN, Header, MAX_CONTROL,
+    PREAMBLE_LEN, Values, check_preamble, decode_control, encode_control, preamble,
 };
 
 /// Reads frames. Control messages up to `limit` bytes are taken.
@@ -16,17 +17,19 @@ pub struct FrameReader<R> {
     inner: R,
     limit: usize,
     payload: Vec<u8>,
+    halves: Vec<u16>,
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// Reads from `inner`, taking control messages of at most `limit` bytes.
     pub fn new(inner: R, limit: usize) -> Self {
-        FrameReader { inner, limit, payload: Vec::new() }
+        FrameReader { inner, limit, payload: Vec::new(), halves: Vec::new() }
     }
 
     /// Reads from another view of the same stream, such as a buffered one.
     pub fn map<S>(self, view: impl FnOnce(R) -> S) -> FrameReader<S> {
-        FrameReader { inner: view(self.inner), limit: self.limit, payload: self.payload }
+        let FrameReader { inner, limit, payload, halves } = self;
+        FrameReader { inner: view(inner), limit, payload, halves }
     }
 
     /// The peer is let in: longer messages are taken from now on.
@@ -62,7 +65,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     pub async fn message<T: DeserializeOwned>(&mut self) -> Result<T, FrameError> {
         match self.header().await? {
             Header::Control(len) => self.control(len).await,
-            Header::Block(_) => Err(FrameError::WrongKind { expected: "control" }),
+            Header::Block(..) => Err(FrameError::WrongKind { expected: "control" }),
         }
     }
 
@@ -74,8 +77,18 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     }
 
     /// The values of a block, after its head.
-    pub async fn values(&mut self, values: &mut [f32]) -> Result<(), FrameError> {
-        self.exact(bytemuck::cast_slice_mut(values)).await
+    pub async fn values(&mut self, wire: WireType, values: &mut [f32]) -> Result<(), FrameError> {
+        let WireType::Half(half) = wire else {
+            return self.exact(bytemuck::cast_slice_mut(values)).await;
+        };
+        let mut halves = std::mem::take(&mut self.halves);
+        for part in values.chunks_mut(HALF_CHUNK) {
+            halves.resize(part.len(), 0);
+            self.exact(bytemuck::cast_slice_mut(&mut halves)).await?;
+            widen(half, &halves, part);
+        }
+        self.halves = halves;
+        Ok(())
     }
 
     /// Fills `bytes`; to end before the first of them is no error of the peer's.
@@ -124,9 +137,12 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     }
 
     /// Sends a block: one vectored write from where the values are, if the socket takes it.
-    pub async fn block(&mut self, head: BlockHead, values: &[f32]) -> Result<(), FrameError> {
-        let head = head.encode(values.len());
-        let data: &[u8] = bytemuck::cast_slice(values);
+    pub async fn block<'a>(
+        &mut self,
+        head: BlockHead,
+        values: impl Into<Values<'a>>,
+    ) -> Result<(), FrameError> {
+        let (head, data) = values.into().parts(head);
         let mut written = 0;
         while written < head.len() {
             let parts = [IoSlice::new(&head[written..]), IoSlice::new(data)];

@@ -7,10 +7,10 @@ use std::{
         mpsc::{self, RecvTimeoutError},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use paceline_core::{Straggler, WorkerId};
+use paceline_core::{Costs, EpochOrder, OrderSpec, Straggler, WorkerId};
 use paceline_wire::{
     BlockingReader, BlockingWriter, Connect, FrameError, Transport,
     message::{FromWorker, Hello, Job, Reply, Role, ToWorker},
@@ -101,18 +101,22 @@ pub fn run(
     let role = Role::Worker { wish: config.wish, name: config.name.clone() };
     let (reader, writer, job) =
         greet::<Job>(connect, &config.address, token, role).map_err(join)?;
-    let voice = Voice { writer: Arc::new(Mutex::new(writer)) };
+    let clock = Instant::now();
+    let voice = Voice { writer: Arc::new(Mutex::new(writer)), clock };
     let mailbox = Arc::new(Mailbox::default());
-    listen(reader, job.worker, Arc::clone(&mailbox));
+    listen(reader, job.worker, Arc::clone(&mailbox), clock);
     let _alive = voice.give_signs_of_life(&job);
     let _parting = Parting(voice.clone());
 
     let (mut compute, samples) = prepare(&job).map_err(WorkerError::Prepare)?;
+    let costs = compute.costs().map(|costs| Costs::new(costs, job.batch));
+    let balance = match job.balance {
+        true => Some(costs.clone().ok_or_else(unknown_costs)?),
+        false => None,
+    };
     let addresses: Vec<String> = job.shards.iter().map(|at| place(at, &config.address)).collect();
-    let me = (job.worker, job.session);
     let (data, mut buffers) =
-        DataPlane::connect(connect, &addresses, &job.layout, token, me, config.transport)
-            .map_err(join)?;
+        DataPlane::connect(connect, &addresses, token, &job, config.transport).map_err(join)?;
     let total = job.layout.total();
     let parts = job.micro_batches.max(1);
     let until = match (job.any_newer, job.straggler) {
@@ -130,16 +134,22 @@ pub fn run(
         outbox: &outbox,
         mailbox: &mailbox,
         slowness: config.slowness.of(job.worker, job.seed),
-        seed: job.seed,
-        samples: job.samples,
+        orders: OrderSpec { balance, ..OrderSpec::new(job.seed, job.samples) },
+        batch: job.batch,
+        costs,
         micro_batches: parts,
         any_newer: job.any_newer,
         params: vec![0.0; total],
         gradient,
-        order: Bench::no_order(),
+        order: EpochOrder::none(),
     };
     voice.say(FromWorker::Ready { samples }).map_err(join)?;
     work(&mut bench, &voice)
+}
+
+fn unknown_costs() -> WorkerError {
+    let why = "the run balances batches by what samples cost, which is not known here";
+    WorkerError::Prepare(why.to_owned())
 }
 
 fn work(bench: &mut Bench<'_>, voice: &Voice) -> Result<Tally, WorkerError> {
@@ -177,10 +187,14 @@ fn place(shard: &str, coordinator: &str) -> String {
     }
 }
 
-fn listen(mut reader: Reader, me: WorkerId, mailbox: Arc<Mailbox>) {
+fn listen(mut reader: Reader, me: WorkerId, mailbox: Arc<Mailbox>, clock: Instant) {
     let listen = move || {
         loop {
             match reader.message::<ToWorker>() {
+                Ok(ToWorker::Heard { sent }) => {
+                    let took = clock.elapsed().saturating_sub(sent);
+                    tracing::debug!("answered after {} us", took.as_micros());
+                }
                 Ok(message) => mailbox.deliver(me, message),
                 Err(error) => return mailbox.hang_up(error.to_string()),
             }
@@ -213,6 +227,8 @@ impl Drop for Parting {
 #[derive(Clone)]
 struct Voice {
     writer: Arc<Mutex<Writer>>,
+    /// What signs of life are dated by.
+    clock: Instant,
 }
 
 impl Voice {
@@ -228,7 +244,8 @@ impl Voice {
         let (voice, every) = (self.clone(), job.heartbeat);
         let beat = move || {
             while ended.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-                if voice.say(FromWorker::Heartbeat).is_err() {
+                let sent = voice.clock.elapsed();
+                if voice.say(FromWorker::Heartbeat { sent }).is_err() {
                     return;
                 }
             }

@@ -6,13 +6,13 @@ use std::{
     thread,
 };
 
-use paceline_core::{Version, WorkerId};
-use paceline_params::Layout;
+use paceline_core::Version;
+use paceline_params::{WireType, narrow};
 use paceline_shm::View;
 use paceline_wire::{
     BlockingReader, BlockingWriter, Connect, FrameError, Transport,
-    frame::{BlockHead, Header},
-    message::{FromData, Invitation, Role, ToData},
+    frame::{BlockHead, Header, Values},
+    message::{FromData, Invitation, Job, Role, ToData},
 };
 
 use crate::{buffer::Buffer, client::greet, memory::Memory};
@@ -32,6 +32,9 @@ struct Link {
     /// This shard's blocks: number, and elements of the flat vector.
     blocks: Vec<(u32, Range<usize>)>,
     elements: Range<usize>,
+    wire: WireType,
+    /// A block on its way out, where it travels as halves.
+    halves: Vec<u16>,
     /// Where the shard publishes, if it shares memory with this worker.
     views: Vec<View>,
 }
@@ -42,11 +45,11 @@ impl DataPlane {
     pub(crate) fn connect(
         connect: &dyn Connect,
         addresses: &[String],
-        layout: &Layout,
         token: &str,
-        (worker, session): (WorkerId, u64),
+        job: &Job,
         transport: Transport,
     ) -> Result<(Self, Vec<Buffer>), FrameError> {
+        let &Job { worker, session, ref layout, wire, .. } = job;
         let mut memory = Memory::new(layout.total(), transport == Transport::Auto);
         let mut links = Vec::with_capacity(addresses.len());
         for (shard, address) in (0..).zip(addresses) {
@@ -57,7 +60,8 @@ impl DataPlane {
             let elements = layout.shard_range(shard);
             let come = || writer.message(&ToData::Memory);
             let views = memory.join(invitation.as_ref(), session, elements.len(), come)?;
-            links.push(Link { reader, writer, blocks: blocks.collect(), elements, views });
+            let (blocks, halves) = (blocks.collect(), Vec::new());
+            links.push(Link { reader, writer, blocks, elements, wire, halves, views });
         }
         Ok((DataPlane { links }, memory.into_buffers()))
     }
@@ -151,17 +155,21 @@ impl Link {
         let mut first = Some(first);
         for (block, range) in &self.blocks {
             let header = first.take().map_or_else(|| self.reader.header(), Ok)?;
-            let values = match header {
-                Header::Block(values) => values,
+            let (wire, values) = match header {
+                Header::Block(wire, values) => (wire, values),
                 Header::Control(len) => return Err(unexpected(self.reader.control(len)?)),
             };
             let head = self.reader.block_head()?;
-            if head.block != *block || values != range.len() {
-                let error = format!("{head:?} of {values} values where block {block} was due");
+            if head.block != *block || wire != self.wire || values != range.len() {
+                let error = format!(
+                    "{head:?} of {values} {wire} values where block {block} of {} {} was due",
+                    range.len(),
+                    self.wire
+                );
                 return Err(FrameError::Unexpected(error));
             }
             let start = range.start - self.elements.start;
-            self.reader.values(&mut part[start..start + values])?;
+            self.reader.values(wire, &mut part[start..start + values])?;
             version = Some(head.version);
         }
         Ok(Version(version.unwrap_or_default()))
@@ -183,7 +191,15 @@ impl Link {
                 return Ok(false);
             }
             let head = BlockHead { version: base.0, block: *block };
-            if let Err(error) = self.writer.block(head, &gradient[range.clone()]) {
+            let values = match self.wire {
+                WireType::F32 => Values::from(&gradient[range.clone()]),
+                WireType::Half(half) => {
+                    self.halves.resize(range.len(), 0);
+                    narrow(half, &gradient[range.clone()], &mut self.halves);
+                    Values::half(half, &self.halves)
+                }
+            };
+            if let Err(error) = self.writer.block(head, values) {
                 return Err(self.reason(error));
             }
         }
@@ -203,5 +219,53 @@ fn unexpected(said: FromData) -> FrameError {
     match said {
         FromData::Error(error) => FrameError::Refused(error),
         said => FrameError::Unexpected(format!("{said:?} where blocks were due")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use paceline_params::Half;
+
+    use super::*;
+
+    const BF16: WireType = WireType::Half(Half::Bf16);
+
+    /// What becomes of a pull of one block of two values, as bf16, that is answered by these bytes.
+    fn pulled(answer: Vec<u8>) -> Result<[f32; 2], String> {
+        let mut link = Link {
+            reader: BlockingReader::new(Box::new(Cursor::new(answer))),
+            writer: BlockingWriter::new(Box::new(std::io::sink())),
+            blocks: vec![(0, 0..2)],
+            elements: 0..2,
+            wire: BF16,
+            halves: Vec::new(),
+            views: Vec::new(),
+        };
+        let mut part = [0.0; 2];
+        link.read(Version(3), &mut part).map(|_| part).map_err(|error| error.to_string())
+    }
+
+    fn block(wire: WireType, values: usize) -> Vec<u8> {
+        let head = BlockHead { version: 3, block: 0 }.encode(wire, values);
+        [head.to_vec(), [0x80, 0x3f].repeat(values * wire.size() / 2)].concat()
+    }
+
+    #[test]
+    fn blocks_of_another_type_or_length_are_refused_and_named() {
+        assert_eq!(pulled(block(BF16, 2)), Ok([1.0, 1.0]));
+        let due = "where block 0 of 2 bf16 was due";
+        for (wire, values) in [(BF16, 3), (BF16, 0), (WireType::F32, 2), (WireType::F32, 1)] {
+            let error = pulled(block(wire, values)).unwrap_err();
+            assert!(error.contains(&format!("of {values} {wire} values {due}")), "{error}");
+        }
+        let error = pulled(block(WireType::Half(Half::F16), 2)).unwrap_err();
+        assert!(error.contains(&format!("of 2 f16 values {due}")), "{error}");
+        let mut short = block(BF16, 2);
+        short.pop();
+        assert_eq!(pulled(short), Err("connection closed inside a frame".to_owned()));
+        let error = pulled(vec![3, 0, 0, 0, 19, 0, 0, 0]).unwrap_err();
+        assert!(error.contains("19 bytes is not a head and whole bf16 values"), "{error}");
     }
 }

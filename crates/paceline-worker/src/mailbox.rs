@@ -71,6 +71,8 @@ impl Mailbox {
                 state.used += u64::from(byte >> (me.0 % 8) & 1);
             }
             ToWorker::Stop(why) => state.stop = Some(Ok(why)),
+            // Noted by whoever listens; it is nothing to act on.
+            ToWorker::Heard { .. } => return,
             ToWorker::Expelled(why) => state.stop = Some(Err(format!("shown out: {why}"))),
         }
         self.changed.notify_all();

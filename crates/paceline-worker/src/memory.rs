@@ -63,7 +63,7 @@ impl Memory {
             match (0..SEGMENTS).map(|_| Segment::new(self.elements)).collect() {
                 Ok(made) => self.made = Some(made),
                 Err(error) => {
-                    let bytes = SEGMENTS as usize * self.elements * size_of::<f32>();
+                    let bytes = self.elements.saturating_mul(SEGMENTS as usize * size_of::<f32>());
                     tracing::warn!(
                         "failed to get {} MiB of shared memory, so gradients go by TCP: {error}",
                         bytes.div_ceil(1 << 20)

@@ -162,14 +162,14 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Does one of `parts` micro-batches, and lets as much time pass as it should have taken.
-    pub(crate) fn micro_batch(&self, parts: u32, work: impl FnOnce()) {
+    /// Does a `share` of a round's work, and lets as much time pass as it should have taken.
+    pub(crate) fn micro_batch(&self, share: f64, work: impl FnOnce()) {
         let began = Instant::now();
         work();
         if self.kill {
             let _ = kill_process(getpid(), Signal::KILL);
         }
-        let natural = self.nominal.map_or_else(|| began.elapsed(), |round| round / parts);
+        let natural = self.nominal.map_or_else(|| began.elapsed(), |round| round.mul_f64(share));
         let due = natural.mul_f64(self.factor);
         thread::sleep(due.saturating_sub(began.elapsed()));
     }

@@ -1,6 +1,8 @@
 //! One round's work: pull, compute in micro-batches, push, and stop when it is of no use.
 
-use paceline_core::{EpochOrder, Version};
+use std::sync::Arc;
+
+use paceline_core::{Costs, EpochOrder, OrderSpec, Version};
 use paceline_wire::{FrameError, message::FromWorker};
 
 use crate::{
@@ -23,6 +25,11 @@ pub trait Compute {
     /// Adds the *sum* over `samples` of the gradient of the loss to `gradient` and returns the sum
     /// of the loss.
     fn gradient(&mut self, samples: &[u32], gradient: &mut [f32]) -> f64;
+
+    /// What every sample costs, in any unit, if they are not alike: its length, for example.
+    fn costs(&self) -> Option<Arc<[f32]>> {
+        None
+    }
 }
 
 /// What a worker did, for its own log.
@@ -46,8 +53,10 @@ pub(crate) struct Bench<'a> {
     pub(crate) outbox: &'a Outbox,
     pub(crate) mailbox: &'a Mailbox,
     pub(crate) slowness: Slowness,
-    pub(crate) seed: u64,
-    pub(crate) samples: u32,
+    pub(crate) orders: OrderSpec,
+    /// Samples of a whole round's work.
+    pub(crate) batch: u32,
+    pub(crate) costs: Option<Costs>,
     pub(crate) micro_batches: u32,
     /// A newer version than the work was given on will do.
     pub(crate) any_newer: bool,
@@ -103,10 +112,11 @@ impl Bench<'_> {
     fn compute(&mut self, task: &Task, say: Say<'_>) -> Result<(), FrameError> {
         let Task { base, portion, .. } = task;
         if let Some(epoch) = portion.epoch().filter(|&epoch| epoch != self.order.epoch()) {
-            self.order = EpochOrder::new(self.seed, epoch, self.samples);
+            self.order = self.orders.epoch(epoch);
         }
         let samples = portion.samples(&self.order).ok_or_else(|| {
-            FrameError::Unexpected(format!("work on {portion} of {} samples", self.samples))
+            let all = self.orders.samples;
+            FrameError::Unexpected(format!("work on {portion} of {all} samples"))
         })?;
         let pace = self.slowness.round(*base);
         for part in 0..self.micro_batches {
@@ -118,7 +128,11 @@ impl Bench<'_> {
                 self.compute.clear(&mut self.gradient);
             }
             let mut loss = 0.0;
-            pace.micro_batch(self.micro_batches, || {
+            let share = match &self.costs {
+                Some(costs) => costs.share(micro),
+                None => micro.len() as f64 / f64::from(self.batch.max(1)),
+            };
+            pace.micro_batch(share, || {
                 loss = self.compute.gradient(micro, &mut self.gradient);
             });
             if !self.outbox.add(loss, &mut self.gradient) {
@@ -129,11 +143,6 @@ impl Bench<'_> {
             }
         }
         Ok(())
-    }
-
-    /// An order that is nobody's yet.
-    pub(crate) fn no_order() -> EpochOrder {
-        EpochOrder::new(0, u32::MAX, 0)
     }
 }
 

@@ -112,6 +112,9 @@ pub(crate) struct WorkerArgs {
     /// The data, if it lies elsewhere on this machine than the server says
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<String>,
+    /// What samples cost, if that lies elsewhere
+    #[arg(long, value_name = "FILE")]
+    pub(crate) costs: Option<String>,
     /// The number this worker would like
     #[arg(long, value_name = "N")]
     pub(crate) index: Option<u32>,

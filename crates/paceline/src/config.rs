@@ -7,8 +7,8 @@ use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use paceline_core::{Late, RoundConfig, Straggler};
-use paceline_nn::{DataSource, ModelSpec};
-use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig};
+use paceline_nn::{CostSpec, DataSource, ModelSpec};
+use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig, WireType};
 use paceline_policy::{Cutoff, Objective, PolicySpec};
 use paceline_server::{Limits, Placement};
 use paceline_wire::{Transport, frame::MAX_BLOCK};
@@ -33,6 +33,8 @@ pub(crate) struct RunConfig {
     pub(crate) model: ModelSpec,
     #[serde(serialize_with = "text", deserialize_with = "parsed")]
     pub(crate) data: DataSource,
+    pub(crate) costs: Option<String>,
+    pub(crate) balance: bool,
     pub(crate) seed: u64,
     pub(crate) policy: PolicySpec,
     pub(crate) run_time_model: Option<String>,
@@ -63,6 +65,7 @@ pub(crate) struct RunConfig {
     pub(crate) staging_mb: u64,
     pub(crate) block_kib: usize,
     pub(crate) transport: Transport,
+    pub(crate) wire: WireType,
     pub(crate) stragglers: String,
     pub(crate) nominal: Option<Span>,
 }
@@ -94,6 +97,8 @@ impl Default for RunConfig {
             shards: 2,
             model: ModelSpec::Cnn,
             data: DataSource::Embedded,
+            costs: None,
+            balance: true,
             seed: 1,
             policy: PolicySpec::default(),
             run_time_model: None,
@@ -124,6 +129,7 @@ impl Default for RunConfig {
             staging_mb: 2048,
             block_kib: 1024,
             transport: Transport::Auto,
+            wire: WireType::F32,
             stragglers: String::new(),
             nominal: None,
         }
@@ -211,6 +217,7 @@ impl RunConfig {
         if self.straggler == Some(Straggler::Salvage) && self.micro_batches < 2 {
             bail!("straggler salvage needs at least two micro-batches: of one there is no part");
         }
+        self.costs()?;
         if self.late == Late::Fold && self.straggler() != Straggler::Finish {
             bail!("late fold needs --straggler finish: others give up what they are at");
         }
@@ -228,6 +235,12 @@ impl RunConfig {
             self.workers
         );
         Ok(())
+    }
+
+    /// What samples cost, if they are not alike.
+    pub(crate) fn costs(&self) -> Result<Option<CostSpec>> {
+        let costs = self.costs.as_deref().map(str::parse).transpose();
+        costs.map_err(|error: String| anyhow::anyhow!("costs: {error}"))
     }
 
     /// What is allowed and most likely not meant.
@@ -271,10 +284,14 @@ impl RunConfig {
         self.reference_weight = Some(self.full_weight());
         self.epochs = self.limits().epochs;
         // A run may be resumed from elsewhere.
-        if let Some(path) = &mut self.run_time_model
-            && let Ok(absolute) = std::path::absolute(&*path)
-        {
-            *path = absolute.display().to_string();
+        let here = |path: &mut String| {
+            if let Ok(absolute) = std::path::absolute(&*path) {
+                *path = absolute.display().to_string();
+            }
+        };
+        self.run_time_model.as_mut().map(here);
+        if let Ok(Some(CostSpec::File(_))) = self.costs() {
+            self.costs.as_mut().map(here);
         }
     }
 
@@ -384,6 +401,7 @@ mod tests {
         refused("\n\npolicy = \"fastest\"", &["line 3", "unknown policy `fastest`"]);
         refused("model = \"transformer\"", &["line 1", "transformer"]);
         refused("lr = \"fast\"", &["line 1"]);
+        refused("wire = \"f64\"", &["line 1", "unknown wire type `f64` (known: f32, bf16, f16)"]);
         refused("time-limit = \"soon\"", &["line 1", "soon"]);
         refused("workers = ", &["line 1"]);
     }
@@ -490,7 +508,7 @@ mod tests {
         };
         let names: Vec<String> =
             toml::Table::try_from(config).unwrap().into_iter().map(|(n, _)| n).collect();
-        assert_eq!(names.len(), 37, "a setting that is not drawn");
+        assert_eq!(names.len(), 39, "a setting that is not drawn");
         prop::sample::select(names)
     }
 
@@ -511,6 +529,7 @@ mod tests {
             "step:2:0.5",
             "warmup:3+cosine:9",
             "sqrt",
+            "bf16",
             "norm:2",
             "tcp",
             "slow:1:2",

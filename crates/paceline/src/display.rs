@@ -252,6 +252,7 @@ mod tests {
             loss,
             weight,
             param_hash,
+            shards: Vec::new(),
         };
         Event { at, kind }
     }

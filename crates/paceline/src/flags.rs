@@ -3,8 +3,8 @@
 use anyhow::{Context, Result};
 use clap::Args;
 use paceline_core::{Late, Straggler};
-use paceline_nn::{DataSource, ModelSpec};
-use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule};
+use paceline_nn::{CostSpec, DataSource, ModelSpec};
+use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, WireType};
 use paceline_policy::{Objective, PolicySpec};
 use paceline_wire::Transport;
 use serde::{Serialize, Serializer};
@@ -44,6 +44,16 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_DATA", value_name = "DIR")]
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "some_text")]
     pub(crate) data: Option<DataSource>,
+    /// What training samples cost next to each other (their lengths), by which batches are balanced:
+    /// a text file with a number a line, or lognormal:SIGMA to draw them; workers padded by --nominal
+    /// take as long [default: all alike]
+    #[arg(long, env = "PACELINE_COSTS", value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "some_text")]
+    pub(crate) costs: Option<CostSpec>,
+    /// Whether batches are balanced by --costs [default: true]
+    #[arg(long, env = "PACELINE_BALANCE", num_args = 0..=1, default_missing_value = "true")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) balance: Option<bool>,
     /// Seed of everything random [default: 1]
     #[arg(long, env = "PACELINE_SEED")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -172,6 +182,11 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_TRANSPORT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) transport: Option<Transport>,
+    /// How gradients and parameters travel: f32, or bf16 or f16 for half the bytes. They are added up
+    /// and kept as f32, and go as f32 where memory is shared [default: f32]
+    #[arg(long, env = "PACELINE_WIRE", value_name = "TYPE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) wire: Option<WireType>,
     /// Slowness on purpose, separated by commas. Inside a worker: slow:WORKER:FACTOR,
     /// stalls:P99_OVER_P50, kill:WORKER@ROUND, node:FIRST-LAST:FACTOR. From outside: hog:WORKER
     /// (a busy loop beside it), crowd:FIRST-LAST (on one core), nice:WORKER:1..19,

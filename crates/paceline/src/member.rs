@@ -79,11 +79,11 @@ impl Member {
         let (run, over) = mpsc::channel();
         let began = Instant::now();
         let mut life = Life { recipe, stalls, preemptions, child, began, stopped: false, over };
-        let thread = thread::spawn(move || {
+        let thread = thread::Builder::new().name("member".to_owned()).spawn(move || {
             life.until_gone();
             life.part();
             alive.send_modify(|alive| *alive -= 1);
-        });
+        })?;
         Ok(Member { run: Some(run), thread: Some(thread) })
     }
 

@@ -14,7 +14,7 @@ use paceline_core::{Event, Ledger, StopReason, Version};
 use paceline_model::Model;
 use paceline_params::{FlatVec, checkpoint};
 use paceline_server::{
-    CheckpointConfig, Evaluator, Outcome, ServerConfig, ServerError, Start, serve,
+    CheckpointConfig, Evaluator, Outcome, SavedState, ServerConfig, ServerError, Start, serve,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -87,7 +87,9 @@ impl Session {
         };
         config.settle();
         others.check(&config, resumed.is_some())?;
-        let workload = Workload::load(config.model, &config.data, config.seed)?;
+        let costs = config.costs()?;
+        let workload = Workload::load(config.model, &config.data, config.seed)?
+            .costing(costs.as_ref(), config.seed)?;
         let (tensors, params) = workload.begin(config.seed)?;
         let fresh = Start {
             tensors,
@@ -192,10 +194,13 @@ fn resume(dir: &RunDir, config: &RunConfig, fresh: &Start) -> Result<Start> {
     };
     let (optimizer, model) = (saved.optimizer.to_string(), saved.model.clone());
     let (start, state) = Start::resume(saved).with_context(context)?;
+    let costs = config.costs.as_deref().unwrap_or_default();
+    let balance = SavedState::balance(config.balance, costs, config.batch);
     let now = [
         ("model", model, config.model.to_string()),
         ("optimizer", optimizer, config.optimizer.to_string()),
         ("seed", state.seed.to_string(), config.seed.to_string()),
+        ("balance of batches", state.balance, balance),
         ("data", state.data, config.data.to_string()),
     ];
     for (what, then, now) in &now {
@@ -246,6 +251,8 @@ fn server_config(
         name: config.name.clone().unwrap_or_default(),
         model: config.model.to_string(),
         data: config.data.to_string(),
+        costs: config.costs.clone().unwrap_or_default(),
+        balance: config.costs.is_some() && config.balance,
         seed: config.seed,
         samples,
         batch: config.batch,
@@ -255,6 +262,7 @@ fn server_config(
         run_time_model,
         round: config.round(),
         placement: config.placement(others.remote_shards),
+        wire: config.wire,
         update: config.update(),
         limits: config.limits(),
         deterministic: config.deterministic,
@@ -333,6 +341,7 @@ fn told_to_stop() -> Result<impl Future<Output = ()>> {
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(crate::host::cores().clamp(1, 4))
+        .thread_name("connections")
         .enable_all()
         .build()
         .context("failed to start the runtime")

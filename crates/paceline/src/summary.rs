@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use paceline_core::{LedgerReport, SampleCounts};
+use paceline_core::{LedgerReport, SampleCounts, ShardCounts, ShardWork};
 use paceline_server::Outcome;
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +18,7 @@ pub(crate) struct Summary {
     policy: String,
     workers: u32,
     shards: u32,
+    wire: String,
     /// Rounds that this process closed.
     pub(crate) rounds: u64,
     /// Rounds in all, those before a resume included.
@@ -32,6 +33,42 @@ pub(crate) struct Summary {
     samples: SampleCounts,
     ledger: LedgerReport,
     param_hash: Option<String>,
+    data_plane: DataPlane,
+}
+
+/// What went between workers and shards, and what the shards took for it.
+#[derive(Debug, Clone, Serialize)]
+struct DataPlane {
+    /// Over all shards.
+    #[serde(flatten)]
+    total: ShardCounts,
+    shards: Vec<ShardWork>,
+}
+
+impl DataPlane {
+    fn new(shards: &[ShardWork]) -> Self {
+        let mut total = ShardCounts::default();
+        shards.iter().for_each(|shard| total += shard.counts);
+        DataPlane { total, shards: shards.to_vec() }
+    }
+}
+
+impl fmt::Display for DataPlane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ShardCounts { bytes_in, bytes_out, bytes_shared, frames_in, frames_out, .. } =
+            self.total;
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let longest = self.shards.iter().map(|shard| shard.wait).max().unwrap_or_default();
+        write!(
+            f,
+            "{:.1} MiB in, {:.1} MiB out ({frames_in} and {frames_out} frames), {:.1} MiB by shared \
+             memory; updates waited for {:.2} s",
+            mib(bytes_in),
+            mib(bytes_out),
+            mib(bytes_shared),
+            longest.as_secs_f64()
+        )
+    }
 }
 
 /// What a later process needs of a summary.
@@ -55,6 +92,7 @@ impl Summary {
             policy: config.policy.to_string(),
             workers: config.workers,
             shards: config.shards,
+            wire: config.wire.to_string(),
             rounds: outcome.rounds,
             version: outcome.version.0,
             seconds: outcome.seconds,
@@ -66,6 +104,7 @@ impl Summary {
             samples: outcome.samples,
             ledger: outcome.ledger.clone(),
             param_hash: outcome.param_hash.map(|hash| hash.to_string()),
+            data_plane: DataPlane::new(&outcome.shards),
         }
     }
 }
@@ -101,6 +140,7 @@ impl fmt::Display for Summary {
             write!(f, ", {open} samples of begun epochs not used yet")?;
         }
         writeln!(f, "; {balance}")?;
+        writeln!(f, "  data      {}", self.data_plane)?;
         write!(f, "  params    {}", self.param_hash.as_deref().unwrap_or("–"))
     }
 }

@@ -44,7 +44,10 @@ fn prepare(args: &WorkerArgs, job: &Job) -> Result<(Box<dyn Compute>, u32), Stri
     let side = || -> Result<WorkerSide> {
         let model = job.model.parse().context("the server asks for a model that is not here")?;
         let data = args.data.as_deref().unwrap_or(&job.data);
-        WorkerSide::new(model, &data.parse()?, job.seed)
+        let costs = args.costs.as_deref().unwrap_or(&job.costs);
+        let costs = (!costs.is_empty()).then(|| costs.parse()).transpose();
+        let costs = costs.map_err(anyhow::Error::msg)?;
+        WorkerSide::new(model, &data.parse()?, costs.as_ref(), job.seed)
     };
     let side = side().map_err(|error| format!("{error:#}"))?;
     let samples = side.samples;

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use paceline_nn::{DataError, DataShape, DataSource, Dataset, Half, Model, ModelSpec, build};
+use paceline_nn::{
+    CostSpec, DataError, DataShape, DataSource, Dataset, Half, Model, ModelSpec, build,
+};
 use paceline_params::TensorSpec;
 use paceline_server::{Evaluation, Evaluator};
 use paceline_worker::Compute;
@@ -17,6 +19,7 @@ pub(crate) struct Workload {
     train: Arc<Dataset>,
     test: Option<Arc<Dataset>>,
     pub(crate) samples: u32,
+    pub(crate) costs: Option<Arc<[f32]>>,
 }
 
 impl Workload {
@@ -32,7 +35,20 @@ impl Workload {
         {
             Err(DataError::Halves { train, test })?;
         }
-        Ok(Workload { spec, train: Arc::new(train), test: test.map(Arc::new), samples })
+        let (train, test) = (Arc::new(train), test.map(Arc::new));
+        Ok(Workload { spec, train, test, samples, costs: None })
+    }
+
+    /// With what samples cost.
+    pub(crate) fn costing(mut self, costs: Option<&CostSpec>, seed: u64) -> Result<Self> {
+        self.costs = load_costs(costs, self.samples, seed)?;
+        Ok(self)
+    }
+
+    /// With the training samples class after class.
+    pub(crate) fn by_label(mut self) -> Self {
+        self.train = Arc::new(self.train.by_label());
+        self
     }
 
     /// The tensors, and their first values under a seed.
@@ -54,7 +70,7 @@ impl Workload {
 
     /// What computes gradients.
     pub(crate) fn worker(&self) -> Result<WorkerSide> {
-        WorkerSide::of(self.spec, Arc::clone(&self.train), self.samples)
+        WorkerSide::of(self.spec, Arc::clone(&self.train), self.samples, self.costs.clone())
     }
 }
 
@@ -64,19 +80,30 @@ pub(crate) struct WorkerSide {
     constant: bool,
     model: Box<dyn Model>,
     data: Arc<Dataset>,
+    costs: Option<Arc<[f32]>>,
     pub(crate) samples: u32,
 }
 
 impl WorkerSide {
-    pub(crate) fn new(spec: ModelSpec, data: &DataSource, seed: u64) -> Result<Self> {
+    pub(crate) fn new(
+        spec: ModelSpec,
+        data: &DataSource,
+        costs: Option<&CostSpec>,
+        seed: u64,
+    ) -> Result<Self> {
         let (data, samples) = load(spec, data, Half::Train, seed)?;
-        Self::of(spec, Arc::new(data), samples)
+        Self::of(spec, Arc::new(data), samples, load_costs(costs, samples, seed)?)
     }
 
-    fn of(spec: ModelSpec, data: Arc<Dataset>, samples: u32) -> Result<Self> {
+    fn of(
+        spec: ModelSpec,
+        data: Arc<Dataset>,
+        samples: u32,
+        costs: Option<Arc<[f32]>>,
+    ) -> Result<Self> {
         let model = build(spec, data.shape())?;
         let constant = matches!(spec, ModelSpec::Synthetic { .. });
-        Ok(WorkerSide { constant, model, data, samples })
+        Ok(WorkerSide { constant, model, data, costs, samples })
     }
 }
 
@@ -94,6 +121,15 @@ impl Compute for WorkerSide {
     fn gradient(&mut self, samples: &[u32], gradient: &mut [f32]) -> f64 {
         self.model.gradient(&self.data, samples, gradient).loss
     }
+
+    fn costs(&self) -> Option<Arc<[f32]>> {
+        self.costs.clone()
+    }
+}
+
+fn load_costs(costs: Option<&CostSpec>, samples: u32, seed: u64) -> Result<Option<Arc<[f32]>>> {
+    let load = |costs: &CostSpec| costs.load(samples as usize, seed);
+    costs.map(load).transpose().context("failed to load what samples cost")
 }
 
 /// One half of the data, and how many samples an epoch has.

@@ -3,9 +3,9 @@
 mod common;
 
 use common::Place;
-use paceline_core::{EpochOrder, EventKind};
+use paceline_core::{EventKind, OrderSpec};
 use paceline_nn::{DataSource, Half, ModelSpec, build};
-use paceline_params::{OptimizerSpec, ParamHash, Update, fold};
+use paceline_params::{OptimizerSpec, ParamHash, Update, WireType, fold, narrow, widen};
 use paceline_worker::micro_batch;
 
 const SEED: u64 = 3;
@@ -15,18 +15,28 @@ const MICRO_BATCHES: u32 = 2;
 const ROUNDS: u32 = 8;
 const LR: f32 = 0.05;
 
+/// What comes of values that travel so.
+fn travelled(wire: WireType, mut values: Vec<f32>) -> Vec<f32> {
+    if let WireType::Half(half) = wire {
+        let mut bits = vec![0; values.len()];
+        narrow(half, &values, &mut bits);
+        widen(half, &bits, &mut values);
+    }
+    values
+}
+
 /// The hash of the parameters after every round, trained in this process alone.
-fn reference(spec: ModelSpec) -> Vec<String> {
+fn reference(spec: ModelSpec, wire: WireType) -> Vec<String> {
     paceline_nn::single_threaded();
     let data = DataSource::Embedded.load(Half::Train, SEED).unwrap();
     let mut model = build(spec, data.shape()).unwrap();
     let mut params = model.init(SEED);
     let optimizer = OptimizerSpec::MOMENTUM;
     let mut momentum = vec![0.0; params.len()];
-    let order = EpochOrder::new(SEED, 0, data.len() as u32);
+    let order = OrderSpec::new(SEED, data.len() as u32).epoch(0);
     let mut hashes = Vec::new();
     for round in 0..ROUNDS {
-        model.load(&params);
+        model.load(&travelled(wire, params.clone()));
         let contributions: Vec<Vec<f32>> = (0..WORKERS)
             .map(|worker| {
                 let start = (round * WORKERS + worker) * BATCH;
@@ -36,7 +46,7 @@ fn reference(spec: ModelSpec) -> Vec<String> {
                     let micro = micro_batch(samples, part, MICRO_BATCHES);
                     model.gradient(&data, micro, &mut gradient);
                 }
-                gradient
+                travelled(wire, gradient)
             })
             .collect();
         let mut sum = vec![0.0; params.len()];
@@ -53,14 +63,15 @@ fn reference(spec: ModelSpec) -> Vec<String> {
 #[test]
 fn exact_mode_is_bit_identical_from_run_to_run_and_to_a_single_process() {
     let place = Place::new();
-    for model in ["softmax", "cnn", "resnet"] {
+    let models = ["softmax", "cnn", "resnet"].map(|model| (model, "f32"));
+    for (model, wire) in models.into_iter().chain([("cnn", "bf16"), ("mlp", "f16")]) {
         let run = |name: &str, placed: &str| -> Vec<String> {
-            let name = format!("{model}-{name}");
+            let name = format!("{model}-{wire}-{name}");
             place
                 .run(&format!(
                     "train --name {name} --model {model} --policy full --deterministic --seed \
                      {SEED} --workers {WORKERS} --batch {BATCH} --micro-batches {MICRO_BATCHES} \
-                     --rounds {ROUNDS} --lr {LR} {placed}"
+                     --rounds {ROUNDS} --lr {LR} --wire {wire} {placed}"
                 ))
                 .ok();
             let hash = |kind| match kind {
@@ -69,11 +80,15 @@ fn exact_mode_is_bit_identical_from_run_to_run_and_to_a_single_process() {
             };
             place.events(&name).into_iter().filter_map(|event| hash(event.kind)).collect()
         };
-        let expected = reference(model.parse().unwrap());
+        let expected = reference(model.parse().unwrap(), wire.parse().unwrap());
         assert_eq!(expected.len(), ROUNDS as usize);
-        assert_eq!(run("one", "--shards 1"), expected);
-        assert_eq!(run("two", "--shards 2"), expected);
-        assert_eq!(run("again", "--shards 2"), expected);
         assert_eq!(run("tcp", "--shards 2 --transport tcp"), expected);
+        if wire == "f32" {
+            assert_eq!(run("one", "--shards 1"), expected);
+            assert_eq!(run("two", "--shards 2"), expected);
+            assert_eq!(run("again", "--shards 2"), expected);
+        } else {
+            assert_eq!(run("three", "--shards 3 --transport tcp"), expected);
+        }
     }
 }

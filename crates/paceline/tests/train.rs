@@ -342,3 +342,26 @@ fn a_run_stops_at_its_time_or_its_accuracy() {
     let reached = place.run(args).ok();
     assert!(reached.stdout.contains("target accuracy reached"), "{}", reached.stdout);
 }
+
+/// Two samples in a batch of which one, in a random order, is at times ten times as dear.
+#[test]
+fn batches_are_balanced_by_what_samples_cost_and_a_resume_keeps_the_order() {
+    let place = Place::new();
+    let costs: String = (0..12_000).map(|i| if i % 2 == 0 { "10\n" } else { "1\n" }).collect();
+    place.write("lengths.txt", &costs);
+    let rounds = "train --model softmax --policy full --workers 2 --batch 2 --micro-batches 1 \
+                  --costs lengths.txt --nominal 20ms --rounds 40 --json";
+    let seconds = |extra: &str| {
+        let summary = place.run(&format!("{rounds} {extra}")).ok().json();
+        assert_eq!(summary["ledger"]["balanced"], true);
+        summary["seconds"].as_f64().unwrap()
+    };
+    let (balanced, shuffled) = (seconds("--name even"), seconds("--balance false"));
+    // 20 ms a round, or 36 where both samples are dear, which is so in nearly half of the rounds.
+    assert!(balanced < 0.9 * shuffled, "{balanced} s balanced, {shuffled} s shuffled");
+    let resume = "train --resume even --rounds 45";
+    place.run(&format!("{resume} --batch 4")).failed(1, &["balance of batches", "batches of 4"]);
+    place.run(resume).ok();
+    place.write("lengths.txt", "1\n2\n");
+    place.run(rounds).failed(1, &["lengths.txt: 2 costs for", "samples"]);
+}

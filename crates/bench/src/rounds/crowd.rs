@@ -1,30 +1,19 @@
 //! 256 workers at once.
 
-use std::{
-    io::{self, BufRead, BufReader},
-    process::{Child, Stdio},
-    time::{Duration, Instant},
-};
+use std::{process::Stdio, time::Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use paceline_core::EventKind;
 
-use crate::{machine::resident, paceline::Paceline, report::Report};
+use crate::{
+    machine::resident,
+    paceline::Paceline,
+    processes::{Processes, address, wait},
+    report::Report,
+};
 
 const WORKERS: usize = 256;
 const ROUNDS: u64 = 30;
-
-/// Ends the processes it holds, whatever happens.
-struct Processes(Vec<Child>);
-
-impl Drop for Processes {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
 
 pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     // One more is expected than is started at first, so that all are connected and idle.
@@ -81,24 +70,5 @@ pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let rate = ROUNDS as f64 / began.elapsed().as_secs_f64();
     let note = format!("all of 257 worker processes in every round, about {rate:.0} rounds/s");
     report.at_least("crowd_rounds_closed", closed()? as f64, ROUNDS as f64, note);
-    Ok(())
-}
-
-/// Where the server says that it listens; what else it says is of no interest.
-fn address(server: &mut Child) -> Result<String> {
-    let mut said = BufReader::new(server.stderr.take().context("the server says nothing")?);
-    let mut line = String::new();
-    said.read_line(&mut line)?;
-    let address = line.trim().strip_prefix("listening on ").map(str::to_owned);
-    std::thread::spawn(move || io::copy(&mut said, &mut io::sink()));
-    address.with_context(|| format!("the server does not listen: {line}"))
-}
-
-fn wait(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
-    let began = Instant::now();
-    while !done()? {
-        ensure!(began.elapsed() < Duration::from_secs(120), "{what} did not come in two minutes");
-        std::thread::sleep(Duration::from_millis(20));
-    }
     Ok(())
 }

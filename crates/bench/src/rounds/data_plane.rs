@@ -1,16 +1,15 @@
 //! Push, fold and pull of a 100 MB model against bare sockets and memory; shared memory against TCP.
 
 use anyhow::Result;
+use paceline_wire::Transport;
 
 use crate::{
-    limits::{socket_round, stream_add},
+    exchange::{BYTES, Exchange, PARAMS, bare_seconds},
+    limits::stream_add,
     paceline::Paceline,
     report::Report,
     stats::{Interval, abba_ratio, median},
 };
-
-const PARAMS: usize = 25_000_000;
-const BYTES: usize = PARAMS * size_of::<f32>();
 
 /// Bare sockets and the real thing take turns, so that a slow spell of the machine meets both.
 pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
@@ -21,23 +20,26 @@ pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
             report.skip(&name, ">= 0.7", "takes longer than a quick run");
             continue;
         }
+        let exchange = |transport| {
+            let flags = "--optimizer sgd".to_owned();
+            Exchange { params: PARAMS, workers, shards: 2, rounds, transport, flags }
+        };
         let (mut bare, mut real, mut memory) = (Vec::new(), Vec::new(), Vec::new());
         let ratio = abba_ratio(
             pairs,
             || {
-                memory.push(stream_add(PARAMS));
-                let name = format!("bare-{workers}-{}", real.len());
-                real.push(real_round(paceline, &name, workers, rounds, "tcp")?);
+                memory.push(stream_add(PARAMS, 1));
+                real.push(exchange(Transport::Tcp).seconds(paceline)?);
                 Ok(real[real.len() - 1])
             },
             || {
-                bare.push(median(&bare_rounds(workers)?));
+                bare.push(bare_seconds(workers)?);
                 Ok(bare[bare.len() - 1])
             },
         )?;
         let times = Times { bare: median(&bare), real: median(&real), memory: median(&memory) };
         record(report, workers, &ratio, &times);
-        share(paceline, report, workers, (pairs, rounds))?;
+        share(paceline, report, pairs, exchange)?;
     }
     Ok(())
 }
@@ -46,20 +48,19 @@ pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
 fn share(
     paceline: &Paceline,
     report: &mut Report,
-    workers: usize,
-    (pairs, rounds): (usize, u64),
+    pairs: usize,
+    exchange: impl Fn(Transport) -> Exchange,
 ) -> Result<()> {
+    let workers = exchange(Transport::Tcp).workers;
     let (mut shared, mut sent) = (Vec::new(), Vec::new());
     let ratio = abba_ratio(
         pairs,
         || {
-            let name = format!("shared-{workers}-{}", shared.len());
-            shared.push(real_round(paceline, &name, workers, rounds, "auto")?);
+            shared.push(exchange(Transport::Auto).seconds(paceline)?);
             Ok(shared[shared.len() - 1])
         },
         || {
-            let name = format!("sent-{workers}-{}", sent.len());
-            sent.push(real_round(paceline, &name, workers, rounds, "tcp")?);
+            sent.push(exchange(Transport::Tcp).seconds(paceline)?);
             Ok(sent[sent.len() - 1])
         },
     )?;
@@ -78,29 +79,6 @@ struct Times {
     bare: f64,
     real: f64,
     memory: f64,
-}
-
-fn bare_rounds(workers: usize) -> Result<Vec<f64>> {
-    (0..3).map(|_| Ok(socket_round(workers, BYTES)?.as_secs_f64())).collect()
-}
-
-/// Seconds that a round takes, by the median.
-fn real_round(
-    paceline: &Paceline,
-    name: &str,
-    workers: usize,
-    rounds: u64,
-    transport: &str,
-) -> Result<f64> {
-    let args = format!(
-        "--model synthetic:{PARAMS} --workers {workers} --shards 2 --policy full --rounds {rounds} \
-         --batch 1 --micro-batches 1 --optimizer sgd --checkpoint-every 1000000 --staging-mb 4096 \
-         --transport {transport}"
-    );
-    let run = paceline.train(name, &args)?;
-    // The first rounds find memory that was never written to, in as many buffers as there are.
-    let times: Vec<f64> = run.round_times(3).iter().map(|time| time.as_secs_f64()).collect();
-    Ok(median(&times))
 }
 
 fn record(report: &mut Report, workers: usize, ratio: &Interval, times: &Times) {

@@ -18,13 +18,15 @@ pub(super) struct Row {
     seeds: usize,
     reached: usize,
     seconds_to_target: Option<Spread>,
+    seconds_by_seed: Vec<Option<f64>>,
     pub(super) speed_up: Option<Spread>,
     bound: f64,
     pub(super) of_bound: Option<f64>,
     final_accuracy: Spread,
-    pub(super) accuracy_over_full: Option<f64>,
+    accuracy_by_seed: Vec<f64>,
     accepted: f64,
     idle: Option<f64>,
+    pub(super) cost_bias: Option<f64>,
     salvaged: u64,
     used: u64,
     dropped: u64,
@@ -45,6 +47,21 @@ impl Row {
         self.seconds_to_target.filter(|_| all).map(|seconds| seconds.mean)
     }
 
+    /// Time to the target, where every seed reached it; NaN where one did not.
+    pub(super) fn times(&self) -> Vec<f64> {
+        self.seconds_by_seed.iter().map(|seconds| seconds.unwrap_or(f64::NAN)).collect()
+    }
+
+    /// Final accuracies, in points, seed by seed.
+    pub(super) fn accuracies(&self) -> Vec<f64> {
+        self.accuracy_by_seed.iter().map(|accuracy| 100.0 * accuracy).collect()
+    }
+
+    /// Final accuracy, in points.
+    pub(super) fn points(&self) -> f64 {
+        100.0 * self.final_accuracy.mean
+    }
+
     /// The scenario, for the name of a figure.
     pub(super) fn short(&self) -> String {
         match self.scenario.strip_prefix("trace:") {
@@ -59,6 +76,8 @@ pub(super) fn compare(paceline: &Paceline, study: &Study) -> Result<Vec<Row>> {
     let folder = study.name.trim_end_matches("-others");
     let out = workspace().join("target/time-to-accuracy").join(folder);
     let mut args = vec!["compare", "--json", "--policies", study.policies];
+    let seeds = study.seeds.to_string();
+    args.extend(["--seeds", &seeds]);
     args.extend(COMMON.split_whitespace().chain(study.flags.split_whitespace()));
     for scenario in study.scenarios {
         if let Some(path) = scenario.strip_prefix("trace:")

@@ -1,6 +1,6 @@
 //! The end of a run: everything begun is finished, everybody is told, the books are closed.
 
-use paceline_core::{EventKind, LedgerReport, SampleCounts, StopReason, Version};
+use paceline_core::{EventKind, LedgerReport, SampleCounts, ShardWork, StopReason, Version};
 use paceline_params::ParamHash;
 use paceline_wire::message::{FromWorker, ToShard, ToWorker};
 use tokio::{sync::mpsc::UnboundedReceiver, time::timeout};
@@ -34,6 +34,8 @@ pub struct Outcome {
     pub ledger: LedgerReport,
     /// Hash of the last version, if the shards lived to tell it.
     pub param_hash: Option<ParamHash>,
+    /// What each shard did in the rounds of this process.
+    pub shards: Vec<ShardWork>,
 }
 
 impl Run {
@@ -106,6 +108,7 @@ impl Run {
             samples,
             ledger,
             param_hash: progress.param_hash.map(|(_, hash)| hash),
+            shards: progress.shards.clone(),
             reason,
         }
     }

@@ -40,11 +40,15 @@ impl Run {
             seed: self.config.seed,
             model: self.config.model.clone(),
             data: self.config.data.clone(),
+            costs: self.config.costs.clone(),
+            balance: self.config.balance,
             samples: self.config.samples,
+            batch: self.config.batch,
             micro_batches: self.config.micro_batches,
             straggler: self.config.round.straggler,
             norms: self.config.wants_noise(),
             any_newer: self.core.machine().policy().admissible_lag() > 0,
+            wire: self.config.wire,
             layout: self.layout.clone(),
             shards: self.shards.addresses.clone(),
         }
@@ -53,7 +57,10 @@ impl Run {
     pub(super) fn hear(&mut self, worker: WorkerId, message: FromWorker) {
         let now = self.now();
         let heard = match message {
-            FromWorker::Heartbeat => Ok(()),
+            FromWorker::Heartbeat { sent } => {
+                self.workers.answer(worker, sent, now, self.config.heartbeat / 4);
+                Ok(())
+            }
             FromWorker::Ready { samples } => {
                 self.join(worker, samples).map_err(LeaveReason::Misbehaved)
             }
@@ -116,7 +123,7 @@ impl Run {
             }
             FromShard::Rejected { peer, error } => self.ended(Ended::Stranger { peer, error }),
             FromShard::Summed { norms } => self.summed(&norms),
-            FromShard::Applied { hash, .. } => self.applied(hash),
+            FromShard::Applied { hash, counts, .. } => self.applied(index, hash, counts),
             FromShard::Snapshot { version } => self.gathered(index, version, blocks),
         }
     }

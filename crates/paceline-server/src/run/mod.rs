@@ -13,8 +13,8 @@ use std::{
 };
 
 use paceline_core::{
-    Coordinator, Event, EventKind, Ledger, LedgerError, Liveness, Round, StopReason, Time, Version,
-    Work,
+    Coordinator, Event, EventKind, Ledger, LedgerError, Liveness, Round, ShardWork, StopReason,
+    Time, Version, Work,
 };
 use paceline_params::{Layout, LayoutError, ParamHash};
 use paceline_wire::{
@@ -215,6 +215,8 @@ struct Progress {
     checkpointed: Option<(Version, PathBuf)>,
     param_hash: Option<(Version, ParamHash)>,
     samples_before: u64,
+    /// What each shard did in all rounds so far.
+    shards: Vec<ShardWork>,
     next_evaluation: u64,
     next_checkpoint: u64,
 }

@@ -54,6 +54,10 @@ impl Run {
             ledger: self.core.ledger().state(),
             seed: self.config.seed,
             data: self.config.data.clone(),
+            balance: {
+                let config = &self.config;
+                SavedState::balance(config.balance, &config.costs, config.batch)
+            },
         };
         self.snapshot = Some(Snapshot {
             version: self.progress.version,

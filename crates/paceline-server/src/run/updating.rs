@@ -1,6 +1,6 @@
 //! From a closed round to a published version: sums, one plan, updates everywhere.
 
-use paceline_core::{BlockClose, EventKind, Round, WorkerId};
+use paceline_core::{BlockClose, EventKind, Round, ShardCounts, ShardWork, Time, WorkerId};
 use paceline_params::{Clip, ParamHash};
 use paceline_wire::message::{Apply, ToShard, ToWorker};
 
@@ -18,6 +18,9 @@ pub(super) struct Updating {
     unapplied: usize,
     plan: Option<Plan>,
     hash: Option<ParamHash>,
+    /// When the shards were told.
+    ordered: Time,
+    shards: Vec<ShardWork>,
 }
 
 impl Run {
@@ -34,6 +37,8 @@ impl Run {
             unapplied: self.shards.len(),
             plan: None,
             hash: None,
+            ordered: self.now(),
+            shards: vec![ShardWork::default(); self.shards.len()],
         });
         let apply = (self.config.update.clip == Clip::None).then(|| self.plan()).flatten();
         self.shards.send_all(&ToShard::Close { closes: closes.to_vec(), apply });
@@ -88,7 +93,8 @@ impl Run {
     }
 
     /// A shard has applied the update; when all have, the version is published.
-    pub(super) fn applied(&mut self, hash: Option<ParamHash>) {
+    pub(super) fn applied(&mut self, shard: u32, hash: Option<ParamHash>, counts: ShardCounts) {
+        let now = self.now();
         let Some(update) = self.update.as_mut().filter(|u| u.plan.is_some()) else {
             return self.fail("a shard applied an update that nobody asked for".to_owned());
         };
@@ -96,6 +102,7 @@ impl Run {
             (Some(so_far), Some(hash)) => Some(so_far.combine(hash)),
             (so_far, hash) => so_far.or(hash),
         };
+        update.shards[shard as usize] = ShardWork { wait: now - update.ordered, counts };
         update.unapplied -= 1;
         if update.unapplied == 0
             && let Some(update) = self.update.take()
@@ -105,13 +112,15 @@ impl Run {
     }
 
     fn published(&mut self, update: Updating) {
-        let Updating { round, closes, loss, norms, plan, hash, .. } = update;
+        let Updating { round, closes, loss, norms, plan, hash, shards, .. } = update;
         let plan = plan.expect("an update is planned before it is applied");
         let version = round.base().next();
         self.progress.version = version;
         self.progress.updated = Some(self.now());
         self.progress.loss = Some(self.progress.loss.map_or(loss, |old| 0.9 * old + 0.1 * loss));
         self.progress.param_hash = hash.map(|hash| (version, hash)).or(self.progress.param_hash);
+        self.progress.shards.resize(shards.len(), ShardWork::default());
+        self.progress.shards.iter_mut().zip(&shards).for_each(|(total, &work)| *total += work);
         let norm = gradient_norm(&closes, &norms);
         self.core.handle_published((norm * weight(&closes)).powi(2));
         self.emit(EventKind::Updated {
@@ -123,6 +132,7 @@ impl Run {
             loss,
             weight: weight(&closes),
             param_hash: hash.map(|hash| hash.to_string()),
+            shards,
         });
         self.snapshot_if_due(version);
     }

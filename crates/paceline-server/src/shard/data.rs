@@ -3,11 +3,11 @@
 use std::sync::{Arc, mpsc};
 
 use paceline_core::{LeaveReason, Version, WorkerId};
-use paceline_params::{Layout, Lease, all_finite};
+use paceline_params::{Half, Layout, Lease, WireType, all_finite};
 use paceline_shm::{Meeting, View};
 use paceline_wire::{
     FrameError, FrameReader, FrameWriter,
-    frame::{BlockHead, Header},
+    frame::{BlockHead, Header, encode_control},
     message::{FromData, ToData},
 };
 use thiserror::Error;
@@ -32,14 +32,16 @@ pub(crate) enum DataError {
     Frame(#[from] FrameError),
     #[error("block {got} came where block {expected} of shard {shard} was due")]
     WrongBlock { got: u32, expected: u32, shard: u32 },
+    #[error("block {block} came as {got}, this run's wire type is {expected}")]
+    WrongType { block: u32, got: WireType, expected: WireType },
     #[error("block {block} has {got} values, expected {expected}")]
     WrongLength { block: u32, got: usize, expected: usize },
     #[error("block {block} is from {got}, the contribution began with {expected}")]
     MixedVersions { block: u32, got: Version, expected: Version },
     #[error("a contribution from {got} came after one from {last}")]
     Backwards { got: Version, last: Version },
-    #[error("gradient of {tensor} from {base} is not finite at element {element}")]
-    NotFinite { tensor: String, element: usize, base: Version },
+    #[error("gradient of {tensor} from {base} is not finite at element {element}{hint}")]
+    NotFinite { tensor: String, element: usize, base: Version, hint: &'static str },
     #[error("a gradient in shared memory came inside a contribution from {0}")]
     Inside(Version),
     #[error(transparent)]
@@ -128,20 +130,24 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
             match self.reader.header().await {
                 Err(FrameError::Closed) if partial.is_none() => return Ok(()),
                 Err(error) => return Err(error.into()),
-                Ok(Header::Block(values)) => {
-                    partial = self.block(partial, values).await?;
+                Ok(Header::Block(wire, values)) => {
+                    partial = self.block(partial, wire, values).await?;
                 }
-                Ok(Header::Control(len)) => match self.reader.control(len).await? {
-                    ToData::Pull { version, shared } => self.pull(version, shared).await?,
-                    ToData::Abandon { .. } => partial = None,
-                    ToData::Memory => self.share()?,
-                    ToData::Push { base, segment } => {
-                        if let Some(partial) = &partial {
-                            return Err(DataError::Inside(partial.base));
+                Ok(Header::Control(len)) => {
+                    let message = self.reader.control(len).await?;
+                    self.store.traffic.received(Header::Control(len).frame_len());
+                    match message {
+                        ToData::Pull { version, shared } => self.pull(version, shared).await?,
+                        ToData::Abandon { .. } => partial = None,
+                        ToData::Memory => self.share()?,
+                        ToData::Push { base, segment } => {
+                            if let Some(partial) = &partial {
+                                return Err(DataError::Inside(partial.base));
+                            }
+                            self.push(base, segment).await?;
                         }
-                        self.push(base, segment).await?;
                     }
-                },
+                }
             }
         }
     }
@@ -149,13 +155,14 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
     async fn block(
         &mut self,
         partial: Option<Partial>,
+        wire: WireType,
         values: usize,
     ) -> Result<Option<Partial>, DataError> {
         let head = self.reader.block_head().await?;
         let base = Version(head.version);
         let due = self.store.layout.shard_blocks(self.store.index);
         let expected = due.start + partial.as_ref().map_or(0, |p| p.parts.len() as u32);
-        check_block(&self.store.layout, self.store.index, head.block, expected, values)?;
+        check_block(&self.store, head.block, expected, (wire, values))?;
         let mut partial = match partial {
             Some(partial) if partial.base == base => partial,
             Some(partial) => {
@@ -165,9 +172,11 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
             None => Partial { base, parts: Vec::new(), place: self.begin(base).await? },
         };
         let mut part = self.store.pool.lease(values).expect("a place has room for every block");
-        self.reader.values(&mut part).await?;
+        self.reader.values(wire, &mut part).await?;
+        // Before the shard hears of it, or its round might be over without these bytes.
+        self.store.traffic.received(Header::Block(wire, values).frame_len());
         let at = self.store.layout.block_range(head.block).start;
-        check_finite(&self.store.layout, at, base, &part)?;
+        check_finite(&self.store.layout, wire, at, base, &part)?;
         partial.parts.push(part);
         if partial.parts.len() < due.len() {
             return Ok(Some(partial));
@@ -196,6 +205,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         let view = shared.view(segment)?;
         let place = self.begin(base).await?;
         check_mapped(&self.store, base, &view).await?;
+        self.store.traffic.shared(self.store.bytes());
         self.stage(base, Parts::Mapped { view, share: 1.0 }, place)
     }
 
@@ -216,12 +226,19 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
             .map_err(|_| DataError::Stopped)?
             .clone();
         if let Some(segment) = ready.segment.filter(|_| shared && self.shared.is_some()) {
-            let published = FromData::Published { version: ready.version, segment };
-            return Ok(self.writer.message(&published).await?);
+            let frame = encode_control(&FromData::Published { version: ready.version, segment });
+            self.store.traffic.sent(frame.len());
+            self.store.traffic.fresh(ready.blocks.map_or(0, |blocks| blocks.len()));
+            self.store.traffic.shared(self.store.bytes());
+            return self.writer.raw(&frame).await.map_err(DataError::from);
         }
         let first = self.store.layout.shard_blocks(self.store.index).start;
         for (block, values) in (first..).zip(ready.blocks.iter().flat_map(|b| b.iter())) {
+            let values = values.values();
             let head = BlockHead { version: ready.version.0, block };
+            // Before the worker has it, or its round might be over without these bytes.
+            self.store.traffic.sent(values.header().frame_len());
+            self.store.traffic.fresh(1);
             self.writer.block(head, values).await?;
         }
         Ok(self.writer.flush().await?)
@@ -233,16 +250,18 @@ async fn permit(of: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, DataError> 
 }
 
 fn check_block(
-    layout: &Layout,
-    shard: u32,
+    store: &Store,
     got: u32,
     expected: u32,
-    values: usize,
+    (wire, values): (WireType, usize),
 ) -> Result<(), DataError> {
-    if got != expected || got >= layout.blocks() {
-        return Err(DataError::WrongBlock { got, expected, shard });
+    if got != expected || got >= store.layout.blocks() {
+        return Err(DataError::WrongBlock { got, expected, shard: store.index });
     }
-    match layout.block_range(got).len() {
+    if wire != store.wire {
+        return Err(DataError::WrongType { block: got, got: wire, expected: store.wire });
+    }
+    match store.layout.block_range(got).len() {
         len if len == values => Ok(()),
         expected => Err(DataError::WrongLength { block: got, got: values, expected }),
     }
@@ -258,7 +277,7 @@ async fn check_mapped(store: &Store, base: Version, view: &View) -> Result<(), D
         for at in range.clone().step_by(TILE) {
             let tile = &mut tile[..TILE.min(range.end - at)];
             view.read(at, tile);
-            check_finite(layout, at, base, tile)?;
+            check_finite(layout, WireType::F32, at, base, tile)?;
         }
         // Other connections have their turn, too.
         tokio::task::yield_now().await;
@@ -266,19 +285,27 @@ async fn check_mapped(store: &Store, base: Version, view: &View) -> Result<(), D
     Ok(())
 }
 
-/// Checked while the values, which begin at `at` of the flat vector, are still in the cache, and
-/// before anybody counts on them.
+/// Checked while the values, which begin at `at` of the flat vector and came as `wire`, are still in
+/// the cache, and before anybody counts on them.
 fn check_finite(
     layout: &Layout,
+    wire: WireType,
     at: usize,
     base: Version,
     values: &[f32],
 ) -> Result<(), DataError> {
     let Err(index) = all_finite(values) else { return Ok(()) };
+    let hint = match wire {
+        WireType::Half(Half::F16) if values[index].is_infinite() => {
+            " as f16, which ends at 65504; use --wire bf16"
+        }
+        _ => "",
+    };
     let flat = at + index;
     let (tensor, range) = layout
         .tensor_ranges()
         .find(|(_, range)| range.contains(&flat))
         .expect("tensors tile the flat vector");
-    Err(DataError::NotFinite { tensor: tensor.name.clone(), element: flat - range.start, base })
+    let (tensor, element) = (tensor.name.clone(), flat - range.start);
+    Err(DataError::NotFinite { tensor, element, base, hint })
 }

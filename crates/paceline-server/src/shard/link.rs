@@ -1,7 +1,7 @@
 //! The connection between a coordinator and a shard that lives in another process: messages, and
 //! the blocks that follow some of them.
 
-use paceline_params::{Block, Layout, OptimizerSpec};
+use paceline_params::{Block, Layout, OptimizerSpec, WireType};
 use paceline_wire::{
     FrameError, FrameReader, FrameWriter,
     frame::{BlockHead, Header},
@@ -111,9 +111,10 @@ async fn read_values<R: AsyncRead + Unpin>(
     len: usize,
 ) -> Result<Vec<f32>, FrameError> {
     match reader.header().await? {
-        Header::Block(values) if values == len => {}
-        Header::Block(values) => {
-            let error = format!("block {} of {values} values, expected {len}", due.block);
+        Header::Block(WireType::F32, values) if values == len => {}
+        Header::Block(wire, values) => {
+            let error =
+                format!("block {} of {values} {wire} values, expected {len} f32", due.block);
             return Err(FrameError::Unexpected(error));
         }
         Header::Control(_) => return Err(FrameError::WrongKind { expected: "block" }),
@@ -123,6 +124,6 @@ async fn read_values<R: AsyncRead + Unpin>(
         return Err(FrameError::Unexpected(format!("{head:?} where {due:?} was due")));
     }
     let mut values = vec![0.0; len];
-    reader.values(&mut values).await?;
+    reader.values(WireType::F32, &mut values).await?;
     Ok(values)
 }

@@ -11,9 +11,10 @@ mod state;
 mod store;
 mod thread;
 mod tiles;
+mod traffic;
 
 pub(crate) use state::{ShardState, unfolded};
-pub(crate) use store::{Parts, Place, Staged, Store};
+pub(crate) use store::{Outgoing, Parts, Place, Staged, Store};
 pub(crate) use thread::{LocalShard, ShardInbox, spawn};
 
 use paceline_params::Block;

@@ -214,7 +214,7 @@ mod tests {
     use std::time::Duration;
 
     use paceline_core::Version;
-    use paceline_params::{Layout, OptimizerSpec, TensorSpec};
+    use paceline_params::{Layout, OptimizerSpec, TensorSpec, WireType};
 
     use super::*;
 
@@ -223,6 +223,7 @@ mod tests {
             index: 1,
             layout: Layout::new(vec![TensorSpec::new("w", [10])], 2, 2).unwrap(),
             optimizer: OptimizerSpec::SGD,
+            wire: WireType::F32,
             version: Version(0),
             staging: 1,
             fold_at_close: true,

@@ -1,14 +1,18 @@
 //! The arithmetic of a shard: what is staged, what is folded, what is published.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use paceline_core::{BlockClose, Version, WorkerId};
-use paceline_params::{Block, ParamHash, Spares, Update, norm_squared};
+use paceline_params::{Block, ParamHash, Spares, Update, WireType, narrow, norm_squared};
 use paceline_wire::message::{Apply, ShardSpec};
 use thiserror::Error;
 
 use super::{
-    Parts, Staged,
+    Outgoing, Parts, Staged,
     sharing::Mirror,
     tiles::{FUSE, Source, Tiles},
 };
@@ -37,6 +41,8 @@ pub(crate) struct ShardState {
     spec: ShardSpec,
     first_block: u32,
     blocks: Vec<Block>,
+    /// Each block's values as halves, where they travel so.
+    halves: Vec<Arc<[u16]>>,
     sums: Vec<Vec<f32>>,
     /// Whether each sum holds nothing of this round yet.
     fresh: Vec<bool>,
@@ -47,6 +53,7 @@ pub(crate) struct ShardState {
     /// In the sums already.
     folded: Vec<WorkerId>,
     closes: Vec<BlockClose>,
+    fold_time: Duration,
     tiles: Tiles,
     /// Workers, by session, whose gradient was not finite any more when it was folded.
     spoilers: Vec<(WorkerId, u64)>,
@@ -65,24 +72,31 @@ impl ShardState {
         if got != lengths {
             return Err(ShardError::WrongBlocks { got: got.len(), expected: lengths.len() });
         }
-        Ok(ShardState {
+        let mut state = ShardState {
             first_block: range.start,
             sums: lengths.iter().map(|&len| vec![0.0; len]).collect(),
             fresh: vec![true; lengths.len()],
             spares: Spares::new(blocks.len() * (1 + spec.optimizer.slot_names().len())),
             blocks,
+            halves: Vec::new(),
             staged: BTreeMap::new(),
             accepted: Vec::new(),
             folded: Vec::new(),
             closes: Vec::new(),
+            fold_time: Duration::ZERO,
             tiles: Tiles::default(),
             spoilers: Vec::new(),
             mirror,
             spec,
-        })
+        };
+        if state.spec.wire != WireType::F32 {
+            state.halves = lengths.iter().map(|&len| vec![0; len].into()).collect();
+            (0..lengths.len()).for_each(|block| state.narrow(block));
+        }
+        Ok(state)
     }
 
-    /// The update that follows is to be published in shared memory, too.
+    /// What is published next is to be in shared memory, too.
     pub(crate) fn begin_mirror(&mut self) {
         self.mirror.iter_mut().for_each(Mirror::begin);
     }
@@ -99,6 +113,24 @@ impl ShardState {
 
     pub(crate) fn blocks(&self) -> &[Block] {
         &self.blocks
+    }
+
+    /// The blocks as workers are sent them.
+    pub(crate) fn outgoing(&self) -> Arc<[Outgoing]> {
+        match self.spec.wire {
+            WireType::F32 => self.blocks.iter().map(|b| Outgoing::F32(b.snapshot())).collect(),
+            WireType::Half(half) => {
+                self.halves.iter().map(|bits| Outgoing::Half(half, Arc::clone(bits))).collect()
+            }
+        }
+    }
+
+    /// Narrows a block once for all who pull it, while it is in the cache. Whoever still reads the
+    /// halves of before keeps them.
+    fn narrow(&mut self, block: usize) {
+        if let WireType::Half(half) = self.spec.wire {
+            narrow(half, self.blocks[block].values(), Arc::make_mut(&mut self.halves[block]));
+        }
     }
 
     /// A contribution is here as a whole.
@@ -154,6 +186,7 @@ impl ShardState {
         if staged.is_empty() {
             return;
         }
+        let began = Instant::now();
         let at = self.spec.layout.block_range(self.first_block + block as u32).start;
         let sources: Vec<Source<'_>> = staged.iter().map(|s| s.block(block, at)).collect();
         let first = std::mem::take(&mut self.fresh[block]);
@@ -163,6 +196,12 @@ impl ShardState {
                 self.spoilers.push((worker, session));
             }
         }
+        self.fold_time += began.elapsed();
+    }
+
+    /// Time spent on sums since this was last asked.
+    pub(crate) fn take_fold_time(&mut self) -> Duration {
+        std::mem::take(&mut self.fold_time)
     }
 
     /// Completes the sums of the members of each close, in worker order where they are not folded
@@ -244,6 +283,7 @@ impl ShardState {
             let update = Update { step, lr, scale: apply.scales[close] };
             let (optimizer, sum) = (&self.spec.optimizer, &self.sums[block]);
             self.blocks[block].apply(optimizer, update, sum, &self.spares);
+            self.narrow(block);
             if let Some(mirror) = &mut self.mirror {
                 mirror.write(block, self.blocks[block].values());
             }
@@ -275,7 +315,7 @@ impl Staged {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, sync::Arc, time::Duration};
+    use std::{collections::BTreeSet, time::Duration};
 
     use paceline_core::Blocks;
     use paceline_params::{BufferPool, Layout, OptimizerSpec, TensorSpec};
@@ -293,6 +333,7 @@ mod tests {
             index: 0,
             layout,
             optimizer,
+            wire: WireType::F32,
             version,
             staging: 9,
             fold_at_close,

@@ -8,12 +8,12 @@ use std::{
 };
 
 use paceline_core::{Version, WorkerId};
-use paceline_params::{BufferPool, Layout, Lease};
+use paceline_params::{BufferPool, Half, Layout, Lease, WireType};
 use paceline_shm::View;
-use paceline_wire::message::ShardSpec;
+use paceline_wire::{frame::Values, message::ShardSpec};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
-use super::sharing::Sharing;
+use super::{sharing::Sharing, traffic::Traffic};
 
 /// A whole contribution to one shard, checked, not yet folded.
 #[derive(Debug)]
@@ -52,9 +52,25 @@ pub(crate) struct Place {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Published {
     pub(crate) version: Version,
-    pub(crate) blocks: Option<Arc<[Arc<Vec<f32>>]>>,
+    pub(crate) blocks: Option<Arc<[Outgoing]>>,
     /// The shared segment that holds it, too, if one does.
     pub(crate) segment: Option<u32>,
+}
+
+/// A block of parameters, as workers are sent it.
+#[derive(Debug, Clone)]
+pub(crate) enum Outgoing {
+    F32(Arc<Vec<f32>>),
+    Half(Half, Arc<[u16]>),
+}
+
+impl Outgoing {
+    pub(crate) fn values(&self) -> Values<'_> {
+        match self {
+            Outgoing::F32(values) => values.as_slice().into(),
+            Outgoing::Half(half, bits) => Values::half(*half, bits),
+        }
+    }
 }
 
 /// Shared by a shard's thread and the tasks of its data connections.
@@ -62,10 +78,12 @@ pub(crate) struct Published {
 pub(crate) struct Store {
     pub(crate) index: u32,
     pub(crate) layout: Layout,
+    pub(crate) wire: WireType,
     pub(crate) pool: Arc<BufferPool>,
     /// One permit for each contribution that may be staged.
     pub(crate) room: Arc<Semaphore>,
     pub(crate) published: watch::Sender<Published>,
+    pub(crate) traffic: Traffic,
     /// How long a peer may be silent where it must speak, or deaf where it must listen.
     pub(crate) patience: Duration,
     /// What workers of this host share with the shard, if they may.
@@ -91,14 +109,21 @@ impl Store {
         Store {
             index: spec.index,
             layout: spec.layout.clone(),
+            wire: spec.wire,
             pool: Arc::new(BufferPool::new(room * bytes)),
             room: Arc::new(Semaphore::new(room)),
             published: watch::Sender::new(Published::default()),
+            traffic: Traffic::default(),
             patience: spec.patience,
             sharing,
             sessions: Mutex::default(),
             sessions_changed: Notify::new(),
         }
+    }
+
+    /// Of the shard's part of the parameters, in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.layout.shard_range(self.index).len() * size_of::<f32>()
     }
 
     pub(crate) fn admit(&self, worker: WorkerId, session: u64) {

@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use paceline_core::{LeaveReason, Version};
+use paceline_core::{LeaveReason, ShardCounts, Version};
 use paceline_params::Block;
 use paceline_wire::message::{Apply, FromShard, ShardSpec, ToShard};
 
@@ -39,7 +39,8 @@ pub(crate) fn spawn(
     let state = ShardState::new(spec, blocks, mirror).map_err(|error| error.to_string())?;
     let (sender, inbox) = mpsc::channel();
     let report = Box::new(report);
-    let shard = ShardThread { name: name.clone(), state, store: Arc::clone(&store), report };
+    let shard =
+        ShardThread { name: name.clone(), state, store: Arc::clone(&store), queue: 0, report };
     thread::Builder::new()
         .name(name.clone())
         .spawn(move || shard.live(version, &inbox))
@@ -51,6 +52,8 @@ struct ShardThread {
     name: String,
     state: ShardState,
     store: Arc<Store>,
+    /// The most inputs that waited at once since the last update.
+    queue: u32,
     report: Box<dyn Fn(Result<ShardReport, String>) + Send>,
 }
 
@@ -69,11 +72,17 @@ impl ShardThread {
         version: Version,
         inbox: &mpsc::Receiver<ShardInbox>,
     ) -> Result<(), ShardError> {
+        // Whoever shares memory finds the first version there, too.
+        self.state.begin_mirror();
         self.publish(version);
         self.say(FromShard::Ready);
+        let mut waiting = Vec::new();
         while let Ok(first) = inbox.recv() {
             // All that has come is taken before folding, so that folds are fused.
-            for input in std::iter::once(first).chain(inbox.try_iter()) {
+            waiting.push(first);
+            waiting.extend(inbox.try_iter());
+            self.queue = self.queue.max(waiting.len() as u32);
+            for input in waiting.drain(..) {
                 if !self.handle(input)? {
                     return Ok(());
                 }
@@ -152,15 +161,25 @@ impl ShardThread {
     }
 
     fn put_up(&mut self, apply: &Apply) {
+        // Counted up to here: whoever pulls the new version is in the next round.
+        let counts = self.counts();
         self.publish(apply.version);
         let hash = apply.hash.then(|| self.state.hash());
-        self.say(FromShard::Applied { version: apply.version, hash });
+        self.say(FromShard::Applied { version: apply.version, hash, counts });
+    }
+
+    fn counts(&mut self) -> ShardCounts {
+        ShardCounts {
+            fold: self.state.take_fold_time(),
+            queue: std::mem::take(&mut self.queue),
+            ..self.store.traffic.take()
+        }
     }
 
     fn publish(&mut self, version: Version) {
         let segment = self.state.finish_mirror(version);
-        let blocks = self.state.blocks().iter().map(Block::snapshot).collect();
-        self.store.published.send_replace(Published { version, blocks: Some(blocks), segment });
+        let blocks = Some(self.state.outgoing());
+        self.store.published.send_replace(Published { version, blocks, segment });
     }
 
     fn say(&self, message: FromShard) {
@@ -173,7 +192,7 @@ mod tests {
     use std::time::Duration;
 
     use paceline_core::{BlockClose, Blocks, WorkerId};
-    use paceline_params::{Layout, OptimizerSpec, TensorSpec};
+    use paceline_params::{Layout, OptimizerSpec, TensorSpec, WireType};
 
     use super::*;
 
@@ -182,6 +201,7 @@ mod tests {
             index: 0,
             layout: Layout::new(vec![TensorSpec::new("w", [2])], 2, 1).unwrap(),
             optimizer: OptimizerSpec::SGD,
+            wire: WireType::F32,
             version: Version(0),
             staging: 1,
             fold_at_close: true,

@@ -14,7 +14,7 @@ use std::{
 
 use paceline_core::{Event, EventKind, LeaveReason, RoundConfig, StopReason, Version};
 use paceline_params::{
-    Clip, FlatVec, LrScaling, OptimizerSpec, Schedule, TensorSpec, UpdateConfig,
+    Clip, FlatVec, LrScaling, OptimizerSpec, Schedule, TensorSpec, UpdateConfig, WireType,
 };
 use paceline_server::{
     Evaluator, Limits, Outcome, Placement, ServerConfig, ServerError, Start, serve,
@@ -35,6 +35,8 @@ pub fn config(workers: usize) -> ServerConfig {
         name: "test".to_owned(),
         model: "quadratic".to_owned(),
         data: "none".to_owned(),
+        costs: String::new(),
+        balance: false,
         seed: 1,
         samples: SAMPLES,
         batch: 8,
@@ -48,6 +50,7 @@ pub fn config(workers: usize) -> ServerConfig {
             ..RoundConfig::default()
         },
         placement: Placement { shards: 2, remote: false, block_elems: 128, staging_bytes: 1 << 30 },
+        wire: WireType::F32,
         update: UpdateConfig {
             optimizer: OptimizerSpec::SGD,
             learning_rate: 0.1,

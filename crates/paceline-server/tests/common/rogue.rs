@@ -6,6 +6,7 @@ use std::{
 };
 
 use paceline_core::Version;
+use paceline_params::WireType;
 use paceline_wire::{
     BlockingReader,
     frame::{BlockHead, encode_control, preamble},
@@ -49,7 +50,7 @@ impl Line {
     }
 
     pub fn block(&mut self, base: Version, block: u32, values: &[f32]) {
-        self.send(&BlockHead { version: base.0, block }.encode(values.len()));
+        self.send(&BlockHead { version: base.0, block }.encode(WireType::F32, values.len()));
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.send(&bytes);
     }
@@ -136,7 +137,9 @@ impl Rogue {
             for block in self.job.layout.shard_blocks(shard) {
                 reader.header().unwrap();
                 reader.block_head().unwrap();
-                reader.values(&mut params[self.job.layout.block_range(block)]).unwrap();
+                reader
+                    .values(WireType::F32, &mut params[self.job.layout.block_range(block)])
+                    .unwrap();
             }
         }
         params

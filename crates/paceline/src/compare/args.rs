@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use paceline_nn::{DataSource, ModelSpec};
+use paceline_nn::{CostSpec, DataSource, ModelSpec};
 
 use super::{contender::Contender, scenario::Scenario};
 
@@ -40,6 +40,14 @@ pub(crate) struct CompareArgs {
     /// `embedded`, or a folder with the data's files
     #[arg(long, value_name = "DIR", default_value = "embedded")]
     pub(super) data: DataSource,
+    /// What training samples cost next to each other: a file with a number a line, or
+    /// lognormal:SIGMA; batches are balanced by it (but of policies with /unbalanced)
+    #[arg(long, value_name = "FILE")]
+    pub(super) costs: Option<CostSpec>,
+    /// Every worker has its own part of the data, class after class, so that few have the same
+    /// classes; on the virtual clock
+    #[arg(long)]
+    pub(super) homes: bool,
     /// The test accuracy to reach, 0 to 1
     #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
     pub(super) target_accuracy: f64,
@@ -62,8 +70,8 @@ pub(crate) struct CompareArgs {
     /// Seconds between a close and the next round, where an undisturbed worker takes one
     #[arg(long, value_name = "SECONDS", default_value_t = 0.01)]
     pub(super) overhead: f64,
-    /// Study backup workers (Q21): N,b tries N + 0 … N + b workers of which the first N count, and
-    /// says which it would take
+    /// Study backup workers (Q21): of N + b machines the first N, N + 1, … or all count; says which
+    /// numbers it would take and why
     #[arg(long, value_name = "N,b", value_parser = sweep)]
     pub(super) sweep: Option<(u32, u32)>,
     /// Live: real processes on this machine, workers padded to this long a round

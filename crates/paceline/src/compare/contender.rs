@@ -15,6 +15,12 @@ pub(super) struct Contender {
     pub(super) straggler: Option<Straggler>,
     pub(super) late: Late,
     pub(super) rebalance: bool,
+    /// Batches as they come, whatever their samples cost.
+    pub(super) unbalanced: bool,
+    /// What is given back is never waited for.
+    pub(super) impatient: bool,
+    /// Data that is heard less counts for more.
+    pub(super) reweigh: bool,
     pub(super) objective: Objective,
     pub(super) scaling: LrScaling,
 }
@@ -30,6 +36,9 @@ impl Contender {
             straggler: None,
             late: Late::Drop,
             rebalance: false,
+            unbalanced: false,
+            impatient: false,
+            reweigh: false,
             objective: Objective::Samples,
             scaling: LrScaling::Linear,
         }
@@ -70,6 +79,9 @@ impl FromStr for Contender {
                     contender.scaling = LrScaling::AdaScale;
                 }
                 "rebalance" => contender.rebalance = true,
+                "unbalanced" => contender.unbalanced = true,
+                "impatient" => contender.impatient = true,
+                "reweigh" => contender.reweigh = true,
                 "fold" => {
                     contender.straggler = Some(Straggler::Finish);
                     contender.late = Late::Fold;
@@ -80,9 +92,9 @@ impl FromStr for Contender {
                     if straggler.is_err() && scaling.is_err() {
                         return Err(format!(
                             "`{word}` in `{text}`: after a policy come, each after a slash, \
-                             progress, rebalance, abort, finish, salvage, fold, or a \
-                             learning-rate scaling \
-                             (linear, sqrt, adascale, none)"
+                             progress, rebalance, unbalanced, impatient, reweigh, abort, \
+                             finish, salvage, fold, or a learning-rate scaling (linear, sqrt, \
+                             adascale, none)"
                         ));
                     }
                 }
@@ -102,8 +114,14 @@ impl fmt::Display for Contender {
         if progress {
             write!(f, "/progress")?;
         }
-        if self.rebalance {
-            write!(f, "/rebalance")?;
+        let words = [
+            (self.rebalance, "rebalance"),
+            (self.unbalanced, "unbalanced"),
+            (self.impatient, "impatient"),
+            (self.reweigh, "reweigh"),
+        ];
+        for (_, word) in words.into_iter().filter(|(set, _)| *set) {
+            write!(f, "/{word}")?;
         }
         match (self.late, self.straggler) {
             (Late::Fold, _) => write!(f, "/fold")?,
@@ -132,6 +150,7 @@ mod tests {
             "best-static",
             "best-static/abort",
             "filter/rebalance/fold",
+            "static:6/impatient/reweigh/abort",
             "async/none",
             "bdsgd:paper",
         ] {

@@ -39,6 +39,10 @@ pub(super) fn run(
     set("rebalance", contender.rebalance.to_string());
     set("model", args.model.to_string());
     set("data", args.data.to_string());
+    if let Some(costs) = &args.costs {
+        set("costs", costs.to_string());
+        set("balance", (!contender.unbalanced).to_string());
+    }
     set("workers", args.workers.to_string());
     set("batch", args.batch.to_string());
     set("micro-batches", args.micro_batches.to_string());
@@ -112,6 +116,7 @@ fn outcome(events: &[Event], args: &CompareArgs) -> Outcome {
         samples,
         balanced,
         idle: None,
+        cost_bias: None,
         accuracies: thinned(accuracies),
         cutoffs: thinned(cutoffs),
         noise: thinned(noise),

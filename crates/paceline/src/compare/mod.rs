@@ -47,6 +47,7 @@ pub(crate) fn run(mut args: CompareArgs) -> Result<ExitCode> {
     ensure!(args.lr > 0.0 && args.lr.is_finite(), "--lr must be a positive number");
     ensure!(args.overhead >= 0.0 && args.overhead.is_finite(), "--overhead must not be negative");
     ensure!(args.micro_batches <= args.batch, "--micro-batches are at most --batch");
+    ensure!(!(args.homes && args.live.is_some()), "--homes is for the virtual clock, not --live");
     if args.scenario.is_empty() {
         args.scenario = SCENARIOS.map(|text| text.parse().expect("a scenario")).to_vec();
     }
@@ -57,7 +58,8 @@ pub(crate) fn run(mut args: CompareArgs) -> Result<ExitCode> {
     let (scenarios, policies) = (args.scenario.clone(), args.policies.clone());
     let progress = Progress::new();
     progress.say("loading the data".to_owned());
-    let workload = Workload::load(args.model, &args.data, 1)?;
+    let workload = Workload::load(args.model, &args.data, 1)?.costing(args.costs.as_ref(), 1)?;
+    let workload = if args.homes { workload.by_label() } else { workload };
     let model = model::load(None)?;
     let store = Store::open(&args.out)?;
     let cases =

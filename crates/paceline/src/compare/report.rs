@@ -50,6 +50,7 @@ fn table(rows: &[&Row]) -> Table {
         "dropped",
         "requeued",
         "learning rate",
+        "cost of samples in updates",
     ]);
     for row in rows {
         let seconds = |figure: fn(&super::summary::Spread) -> f64| {
@@ -75,6 +76,7 @@ fn table(rows: &[&Row]) -> Table {
             row.dropped.to_string(),
             row.requeued.to_string(),
             row.lr.to_string(),
+            row.cost_bias.map_or("–".to_owned(), |bias| format!("{:+.1} %", 100.0 * bias)),
         ]);
     }
     table

@@ -36,6 +36,8 @@ pub(super) struct Row {
     pub(super) reached: usize,
     /// Seconds to the target, of those that reached it.
     pub(super) seconds_to_target: Option<Spread>,
+    /// The same, seed by seed; nothing where it was not reached.
+    pub(super) seconds_by_seed: Vec<Option<f64>>,
     /// How many times sooner than full sync, seed by seed.
     pub(super) speed_up: Option<Spread>,
     /// Samples a second of a clairvoyant, over full sync.
@@ -43,11 +45,15 @@ pub(super) struct Row {
     /// The speed-up's share of that.
     pub(super) of_bound: Option<f64>,
     pub(super) final_accuracy: Spread,
+    /// The same, seed by seed.
+    pub(super) accuracy_by_seed: Vec<f64>,
     /// Points above full sync's, seed by seed: the mean.
     pub(super) accuracy_over_full: Option<f64>,
     /// Contributions in a round.
     pub(super) accepted: f64,
     pub(super) idle: Option<f64>,
+    /// By how much what is in an update costs more than what was handed out for it.
+    pub(super) cost_bias: Option<f64>,
     pub(super) used: u64,
     pub(super) salvaged: u64,
     pub(super) dropped: u64,
@@ -74,6 +80,7 @@ fn row(case: &Case, full: Option<&Case>) -> Row {
         outcomes.iter().map(figure).sum::<f64>() / outcomes.len().max(1) as f64
     };
     let idle: Option<Vec<f64>> = outcomes.iter().map(|outcome| outcome.idle).collect();
+    let bias: Option<Vec<f64>> = outcomes.iter().map(|outcome| outcome.cost_bias).collect();
     let none = Spread { mean: 0.0, least: 0.0, most: 0.0 };
     Row {
         scenario: case.scenario.clone(),
@@ -83,12 +90,15 @@ fn row(case: &Case, full: Option<&Case>) -> Row {
         seeds: outcomes.len(),
         reached: outcomes.iter().filter(|outcome| outcome.reached.is_some()).count(),
         seconds_to_target: Spread::of(outcomes.iter().filter_map(|outcome| outcome.reached)),
+        seconds_by_seed: outcomes.iter().map(|outcome| outcome.reached).collect(),
         bound: case.bound,
         of_bound: speed_up.map(|speed_up| speed_up.mean / case.bound),
         speed_up,
         final_accuracy: Spread::of(outcomes.iter().map(|o| o.accuracy)).unwrap_or(none),
+        accuracy_by_seed: outcomes.iter().map(|outcome| outcome.accuracy).collect(),
         accuracy_over_full: over.map(|over| over.mean),
         accepted: mean(&|outcome| outcome.accepted),
+        cost_bias: bias.and_then(Spread::of).map(|bias| bias.mean),
         idle: idle.and_then(Spread::of).map(|idle| idle.mean),
         used: outcomes.iter().map(|outcome| outcome.samples.used).sum(),
         salvaged: outcomes.iter().map(|outcome| outcome.samples.salvaged).sum(),
@@ -147,6 +157,9 @@ fn line(row: &Row) -> String {
     }
     if row.chosen != row.policy {
         let _ = write!(line, "  chose {}", row.chosen);
+    }
+    if let Some(bias) = row.cost_bias {
+        let _ = write!(line, "  samples in updates cost {:+.1} %", 100.0 * bias);
     }
     if !row.ledger_balanced {
         line += "  THE LEDGER DOES NOT BALANCE";

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use paceline_core::SampleCounts;
+use paceline_core::{Costs, Ledger, OrderSpec, SampleCounts};
 use paceline_model::Model;
 use paceline_params::{Clip, OptimizerSpec, Schedule, UpdateConfig};
 use paceline_virtual::{Training, TrainingConfig, TrainingRecord};
@@ -27,6 +27,10 @@ pub(super) struct Trial {
     micro_batches: u32,
     model: String,
     data: String,
+    #[serde(default)]
+    costs: Option<String>,
+    #[serde(default)]
+    homes: bool,
     target_accuracy: f64,
     epochs: u32,
     to_the_end: bool,
@@ -54,6 +58,8 @@ impl Trial {
             micro_batches: args.micro_batches,
             model: args.model.to_string(),
             data: args.data.to_string(),
+            costs: args.costs.as_ref().map(ToString::to_string),
+            homes: args.homes,
             target_accuracy: args.target_accuracy,
             epochs: args.epochs,
             to_the_end: args.to_the_end,
@@ -79,6 +85,9 @@ pub(super) struct Outcome {
     pub(super) balanced: bool,
     /// Share of the workers' time in which they did not compute.
     pub(super) idle: Option<f64>,
+    /// By how much what is in an update costs more than what was handed out for it.
+    #[serde(default)]
+    pub(super) cost_bias: Option<f64>,
     /// Seconds and test accuracy.
     pub(super) accuracies: Vec<(f64, f64)>,
     /// Seconds and contributions of a round.
@@ -112,6 +121,7 @@ impl Outcome {
             samples: record.samples,
             balanced: record.balanced,
             idle: Some(record.idle),
+            cost_bias: record.cost_bias,
             accuracies: thinned(curve),
             cutoffs: thinned(rounds.iter().map(|round| (round.at, round.accepted)).collect()),
             noise: thinned(rounds.iter().filter_map(|r| Some((r.at, r.noise?))).collect()),
@@ -151,13 +161,22 @@ pub(super) fn run_virtually(
     workload: &Workload,
     model: &Arc<Model>,
 ) -> Result<Outcome> {
+    let costs = workload.costs.clone().map(|costs| Costs::new(costs, args.batch));
     let config = TrainingConfig {
-        samples: workload.samples,
+        orders: OrderSpec {
+            seed: trial.seed,
+            samples: workload.samples,
+            homes: if args.homes { args.workers } else { 1 },
+            balance: costs.clone().filter(|_| !contender.unbalanced),
+        },
+        costs,
         batch: args.batch,
         micro_batches: args.micro_batches,
         straggler: contender.straggler(args.micro_batches),
         late: contender.late,
         rebalance: contender.rebalance,
+        patience: if contender.impatient { u32::MAX } else { Ledger::PATIENCE },
+        reweigh: contender.reweigh,
         quorum: 1,
         update: UpdateConfig {
             optimizer: OptimizerSpec::MOMENTUM,
@@ -168,11 +187,12 @@ pub(super) fn run_virtually(
             clip: Clip::None,
         },
         overhead: args.overhead,
-        seed: trial.seed,
         evaluate_every: (u64::from(workload.samples) / u64::from(args.evaluations)).max(1),
         target_accuracy: (!args.to_the_end).then_some(args.target_accuracy),
         target_loss: None,
-        epochs: args.epochs,
+        // Where data lives on workers, epochs end when the slowest has done its part of it.
+        epochs: if args.homes { u32::MAX } else { args.epochs },
+        most_samples: u64::from(args.epochs) * u64::from(workload.samples),
         seconds: f64::INFINITY,
     };
     let policy = contender.policy.build_with(model, contender.objective);

@@ -1,0 +1,78 @@
+//! Nobody slow: what cutting parameters into blocks costs against one big frame for each shard.
+
+use anyhow::{Context, Result};
+use paceline_wire::Transport;
+
+use super::{Contest, Contestant};
+use crate::{exchange::Exchange, paceline::Paceline, report::Report, stats::ratio};
+
+/// Workers, parameters, and block sizes in KiB up to all that a shard has: one big frame.
+const CASES: [(usize, usize, &[usize]); 2] = [
+    (4, 16 << 20, &[64, 256, DEFAULT, 4096, 16_384, 32_768]),
+    (64, 2 << 20, &[64, 256, DEFAULT, 4096]),
+];
+const SHARDS: usize = 2;
+const DEFAULT: usize = 1024;
+
+/// Ways to run with blocks of the default size that must cost as little, by the flags that they are.
+const MODES: [(&str, &str); 2] = [("pull", "--pull auto"), ("push", "--push auto")];
+
+pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
+    let mut modes = Vec::new();
+    for (name, flags) in MODES {
+        let flag = flags.split(' ').next().unwrap_or(flags);
+        match paceline.knows(flag)? {
+            true => modes.push((name, flags)),
+            false => {
+                let why = format!("this version of `train` has no {flag}");
+                report.skip(&format!("cost_of_partial_{name}"), "<= 1.02", &why);
+            }
+        }
+    }
+    for (workers, params, sizes) in CASES {
+        if report.quick() && workers > 4 {
+            let name = format!("cost_of_blocks_{workers}");
+            report.skip(&name, "<= 1.02", "takes longer than a quick run");
+            continue;
+        }
+        let (pairs, rounds) = if report.quick() { (1, 5) } else { (6, 14) };
+        let sizes = if report.quick() { &[DEFAULT, sizes[sizes.len() - 1]][..] } else { sizes };
+        let flags = |kib: usize| format!("--block-kib {kib}");
+        let (shards, transport) = (SHARDS, Transport::Tcp);
+        let run = |flags| Exchange { params, workers, shards, rounds, transport, flags };
+        let of_size = |&kib: &usize| {
+            let run = run(flags(kib));
+            Contestant::new(size(kib), move || run.seconds(paceline))
+        };
+        let mut contestants: Vec<Contestant<'_>> = sizes.iter().map(of_size).collect();
+        for (name, mode) in &modes {
+            let run = run(format!("{} {mode}", flags(DEFAULT)));
+            contestants.push(Contestant::new(*name, move || run.seconds(paceline)));
+        }
+        let contest = Contest::hold(pairs, &contestants)?;
+        let whole = size(sizes[sizes.len() - 1]);
+        let title = format!("Block sizes, {workers} workers, {} MiB", params >> 18);
+        report.section(contest.table(&title, &whole));
+        let cost = |name: &str| -> Result<_> {
+            let whole = contest.turns(&whole).context("one big frame was not measured")?;
+            Ok(ratio(whole, contest.turns(name).context("blocks were not measured")?))
+        };
+        let blocks = cost(&size(DEFAULT))?;
+        let note =
+            format!("a round with blocks of {} over one with {whole}; {blocks}", size(DEFAULT));
+        report.at_most(&format!("cost_of_blocks_{workers}"), blocks.high, 1.02, note);
+        for (name, flags) in &modes {
+            let mode = cost(name)?;
+            let note = format!("a round with {flags} over one with all in {whole}; {mode}");
+            report.at_most(&format!("cost_of_partial_{name}_{workers}"), mode.high, 1.02, note);
+        }
+    }
+    Ok(())
+}
+
+fn size(kib: usize) -> String {
+    match kib {
+        0..1024 => format!("{kib} KiB"),
+        _ => format!("{} MiB", kib >> 10),
+    }
+}

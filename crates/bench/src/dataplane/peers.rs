@@ -1,0 +1,145 @@
+//! Systems that reduce a tensor over processes: installed into a folder of their own, and measured.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{paceline::workspace, stats::median};
+
+/// The most seconds that one measurement may take.
+const PATIENCE: &str = "180";
+
+/// Rounds before times count.
+const WARM_UP: usize = 2;
+
+/// A peer: a script in Python that all-reduces and says when, rank by rank.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Peer {
+    pub(super) name: &'static str,
+    script: &'static str,
+    /// The Python that it needs, its packages, and the module that tells whether they are there.
+    python: &'static str,
+    packages: &'static str,
+    module: &'static str,
+    /// What starts its ranks, and the distribution's packages that bring it; else it does so itself.
+    launcher: Option<(&'static str, &'static str)>,
+}
+
+impl Peer {
+    pub(super) const ALL: [Peer; 3] = [
+        Peer {
+            name: "gloo",
+            script: include_str!("gloo.py"),
+            python: "python3",
+            packages: "numpy torch",
+            module: "torch.distributed",
+            launcher: None,
+        },
+        Peer {
+            name: "openmpi",
+            script: include_str!("openmpi.py"),
+            python: "python3",
+            packages: "numpy mpi4py",
+            module: "mpi4py.MPI",
+            launcher: Some(("mpirun", "openmpi-bin libopenmpi-dev")),
+        },
+        Peer {
+            name: "pypccl",
+            script: include_str!("pypccl.py"),
+            python: "python3.12",
+            packages: "numpy pypccl",
+            module: "pccl",
+            launcher: None,
+        },
+    ];
+
+    fn home(&self) -> PathBuf {
+        root().join("target/peers").join(self.name)
+    }
+
+    fn interpreter(&self) -> PathBuf {
+        self.home().join("bin/python")
+    }
+
+    /// Installs it where it is not, and says why that cannot be.
+    pub(super) fn install(&self, quick: bool) -> Result<(), String> {
+        if self.import().is_ok() {
+            return Ok(());
+        }
+        if quick {
+            return Err(format!("{} is not installed; a full run installs it", self.name));
+        }
+        eprintln!("   installing {}", self.name);
+        if let Some((launcher, packages)) = self.launcher
+            && run(launcher, "--version").is_err()
+        {
+            run("apt-get", &format!("install -y -q --no-install-recommends {packages}"))?;
+        }
+        let home = self.home().display().to_string();
+        run(self.python, &format!("-m venv {home}"))?;
+        run(&format!("{home}/bin/pip"), &format!("install -q {}", self.packages))?;
+        self.import()
+    }
+
+    fn import(&self) -> Result<(), String> {
+        run(&self.interpreter().display().to_string(), &format!("-c __import__('{}')", self.module))
+    }
+
+    /// Seconds of one all-reduce, in the middle: from the moment that all have their tensor to the
+    /// moment that all hold the sum.
+    pub(super) fn seconds(&self, ranks: usize, elements: usize, repeats: usize) -> Result<f64> {
+        let script = self.home().join("all_reduce.py");
+        fs::write(&script, self.script)?;
+        let mut command = Command::new("timeout");
+        command.arg(PATIENCE);
+        if let Some((launcher, _)) = self.launcher {
+            command.args([launcher, "--allow-run-as-root", "--oversubscribe", "-n"]);
+            command.arg(ranks.to_string());
+        }
+        command.arg(self.interpreter()).arg(script);
+        if self.launcher.is_none() {
+            command.arg(ranks.to_string());
+        }
+        command.args([elements, repeats].map(|number| number.to_string())).stdin(Stdio::null());
+        let Output { status, stdout, stderr } = command.output()?;
+        let said = String::from_utf8_lossy(&stderr);
+        ensure!(status.success(), "{} with {ranks} ranks failed: {said}", self.name);
+        let times: Result<Vec<Vec<[f64; 2]>>, _> =
+            String::from_utf8_lossy(&stdout).lines().map(serde_json::from_str).collect();
+        let times = times.with_context(|| format!("failed to read what {} printed", self.name))?;
+        ensure!(
+            times.len() == ranks && times.iter().all(|rank| rank.len() == repeats),
+            "{} ranks of {} answered, {ranks} were started",
+            times.len(),
+            self.name
+        );
+        let last = |i: usize, end: usize| times.iter().map(|rank| rank[i][end]).fold(0.0, f64::max);
+        let seconds: Vec<f64> = (WARM_UP..repeats).map(|i| last(i, 1) - last(i, 0)).collect();
+        Ok(median(&seconds))
+    }
+}
+
+/// Runs a tool; where it fails, what it said last.
+fn run(tool: &str, words: &str) -> Result<(), String> {
+    let mut command = Command::new(tool);
+    command.args(words.split_whitespace()).stdin(Stdio::null());
+    // pyenv keeps versions apart behind one name, and wants to be told which.
+    if let Some(version) = tool.strip_prefix("python3.") {
+        command.env("PYENV_VERSION", format!("3.{version}"));
+    }
+    let output = command.output().map_err(|error| format!("failed to run {tool}: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let error = format!("`{tool} {words}` said: {}", said.lines().last().unwrap_or("nothing"));
+    // Where the project lies is not the reason.
+    let error = error.replace(&format!("{}/", root().display()), "");
+    if output.status.success() { Ok(()) } else { Err(error) }
+}
+
+/// The project's root, as others spell it in what they say.
+fn root() -> PathBuf {
+    workspace().canonicalize().unwrap_or_else(|_| workspace())
+}

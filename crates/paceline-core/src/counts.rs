@@ -1,0 +1,86 @@
+//! What a shard did for a round, counted where it happened.
+
+use std::{ops::AddAssign, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+/// What went through a shard from one published version to the next: that version's pulls, and the
+/// contributions that came meanwhile. Frames are those of data connections once they are let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ShardCounts {
+    /// Bytes from workers over sockets, headers included.
+    pub bytes_in: u64,
+    /// Bytes to workers over sockets.
+    pub bytes_out: u64,
+    /// Bytes of gradients folded from, and of parameters published in, memory shared with workers:
+    /// once for each gradient and each pull. No socket carried them.
+    pub bytes_shared: u64,
+    /// Frames from workers.
+    pub frames_in: u64,
+    /// Frames to workers.
+    pub frames_out: u64,
+    /// Blocks of parameters sent, or pointed to in shared memory.
+    pub blocks_fresh: u64,
+    /// Blocks of parameters not sent: whoever pulled keeps its last value.
+    pub blocks_stale: u64,
+    /// Time in which contributions were added up.
+    pub fold: Duration,
+    /// The most inputs that waited for the shard at once.
+    pub queue: u32,
+}
+
+impl AddAssign for ShardCounts {
+    /// Saturates: a shard of another process may say anything.
+    fn add_assign(&mut self, more: ShardCounts) {
+        self.bytes_in = self.bytes_in.saturating_add(more.bytes_in);
+        self.bytes_out = self.bytes_out.saturating_add(more.bytes_out);
+        self.bytes_shared = self.bytes_shared.saturating_add(more.bytes_shared);
+        self.frames_in = self.frames_in.saturating_add(more.frames_in);
+        self.frames_out = self.frames_out.saturating_add(more.frames_out);
+        self.blocks_fresh = self.blocks_fresh.saturating_add(more.blocks_fresh);
+        self.blocks_stale = self.blocks_stale.saturating_add(more.blocks_stale);
+        self.fold = self.fold.saturating_add(more.fold);
+        self.queue = self.queue.max(more.queue);
+    }
+}
+
+/// A shard's part in a round, or in all rounds of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ShardWork {
+    /// From the order to close to the word that the update is published, on the coordinator's clock.
+    pub wait: Duration,
+    /// What went through it.
+    #[serde(flatten)]
+    pub counts: ShardCounts,
+}
+
+impl AddAssign for ShardWork {
+    fn add_assign(&mut self, more: ShardWork) {
+        self.wait = self.wait.saturating_add(more.wait);
+        self.counts += more.counts;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_add_up_and_the_deepest_queue_stays() {
+        let counts = |n: u64| ShardCounts {
+            bytes_in: n,
+            bytes_out: 2 * n,
+            bytes_shared: 8 * n,
+            frames_in: 3 * n,
+            frames_out: 4 * n,
+            blocks_fresh: 5 * n,
+            blocks_stale: 6 * n,
+            fold: Duration::from_nanos(7 * n),
+            queue: n as u32,
+        };
+        let mut total = ShardWork { wait: Duration::from_nanos(1), counts: counts(2) };
+        total += ShardWork { wait: Duration::from_nanos(2), counts: counts(1) };
+        let expected = ShardCounts { queue: 2, ..counts(3) };
+        assert_eq!(total, ShardWork { wait: Duration::from_nanos(3), counts: expected });
+    }
+}
