@@ -77,6 +77,7 @@ impl Coordinator {
         name: &str,
         now: Time,
     ) -> Result<(), MachineError> {
+        self.catch_up(now);
         self.machine.handle_join(worker, name, now)
     }
 
@@ -87,6 +88,7 @@ impl Coordinator {
         why: LeaveReason,
         now: Time,
     ) -> Result<(), MachineError> {
+        self.catch_up(now);
         self.machine.handle_leave(worker, why, now)?;
         self.pump();
         Ok(())
@@ -94,6 +96,7 @@ impl Coordinator {
 
     /// A worker has finished some of its micro-batches.
     pub fn handle_progress(&mut self, worker: WorkerId, base: Version, done: u32, now: Time) {
+        self.catch_up(now);
         self.machine.handle_progress(worker, base, done, now);
         self.pump();
     }
@@ -106,6 +109,7 @@ impl Coordinator {
         done: u32,
         now: Time,
     ) -> Result<(), MachineError> {
+        self.catch_up(now);
         self.machine.handle_aborted(worker, base, done, now)?;
         self.assembly.abandon(worker, base);
         self.forget_before(worker, base);
@@ -120,6 +124,7 @@ impl Coordinator {
         now: Time,
     ) -> Result<(), MachineError> {
         let (worker, base) = (contribution.worker, contribution.base);
+        self.catch_up(now);
         self.machine.work_of(worker, base)?;
         self.forget_before(worker, base);
         match self.assembly.said(contribution)? {
@@ -137,6 +142,7 @@ impl Coordinator {
         shard: ShardId,
         now: Time,
     ) -> Result<bool, MachineError> {
+        self.catch_up(now);
         if self.machine.work_of(worker, base).is_err() {
             return Ok(false);
         }
@@ -144,6 +150,13 @@ impl Coordinator {
             self.arrive(whole, now)?;
         }
         Ok(true)
+    }
+
+    /// What was due before comes first, in the books as well: who arrives after a close that nobody has
+    /// heard of yet is working until then.
+    fn catch_up(&mut self, now: Time) {
+        self.machine.catch_up(now);
+        self.pump();
     }
 
     /// The worker speaks of `base`: nothing more will come of what it was given before.

@@ -24,6 +24,8 @@ pub struct Assignment {
     pub waited_for: bool,
     /// What a sample of it counts for in an update.
     pub worth: f64,
+    /// When it was cut, if its round has closed without it.
+    pub cut: Option<Time>,
 }
 
 /// The participants of one round at a time.

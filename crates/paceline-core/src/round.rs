@@ -237,7 +237,9 @@ impl RoundMachine {
         now: Time,
     ) -> Result<(), MachineError> {
         self.catch_up(now);
-        self.work_of(worker, base)?;
+        if let Some(cut) = self.work_of(worker, base)?.cut {
+            self.grace.answered(now.since(cut));
+        }
         match self.phase {
             Phase::Open if base == self.roster.round.base() => {
                 return Err(MachineError::NotCut { worker, base });
@@ -281,8 +283,9 @@ impl RoundMachine {
             true => RunTime::Censored { at_least: elapsed },
             false => RunTime::Observed(elapsed),
         };
-        if matches!(self.phase, Phase::Cut { .. }) {
-            self.grace.answered(now.since(self.cut_at));
+        let cut = matches!(self.phase, Phase::Cut { .. }).then_some(self.cut_at);
+        if let Some(cut) = given.cut.or(cut) {
+            self.grace.answered(now.since(cut));
         }
         let fresh = base >= self.roster.oldest_admissible();
         if !fresh {
@@ -419,6 +422,7 @@ impl RoundMachine {
             stopped: false,
             waited_for: work.waited_for,
             worth: work.worth,
+            cut: None,
         };
         assert!(self.live.contains(&worker), "{worker} is not live");
         let before = self.roster.working.insert(worker, assignment);
@@ -443,7 +447,7 @@ impl RoundMachine {
     /// Does what was due before now, as of when it was due. A driver may come late to a moment that
     /// the policy asked for (timers do, and so does whoever was busy); what is decided then must not
     /// depend on how late, or a run could not be re-driven from its log.
-    fn catch_up(&mut self, now: Time) {
+    pub(crate) fn catch_up(&mut self, now: Time) {
         loop {
             match self.phase {
                 Phase::Open => match self.wake.at {
@@ -564,7 +568,9 @@ impl RoundMachine {
             salvaged: &salvaged,
             loads: &loads,
         });
-        let took_part = run_times.iter().map(|&(worker, _)| (worker, self.roster.holds(worker)));
+        let took_part = run_times.iter().map(|&(worker, _)| worker);
+        let rode_along = self.roster.folded.iter().map(|(late, _)| late.worker);
+        let took_part = took_part.chain(rode_along).map(|w| (w, self.roster.holds(w)));
         let useless = self.useless.closed(took_part);
         self.phase = Phase::Closed;
         self.wake = Wake { at: None, arrivals: 0 };
@@ -576,7 +582,10 @@ impl RoundMachine {
             for (worker, work) in working {
                 match work.base >= oldest {
                     true => drop(self.roster.working.insert(worker, work)),
-                    false => drop(self.cancelled.insert((worker, work.base), work)),
+                    false => {
+                        let work = Assignment { cut: Some(self.cut_at), ..work };
+                        self.cancelled.insert((worker, work.base), work);
+                    }
                 }
             }
         }

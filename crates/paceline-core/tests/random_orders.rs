@@ -48,6 +48,8 @@ enum Step {
     },
     Publish,
     Wait(u64),
+    /// The driver is busy: time passes, and nobody is asked.
+    Pass(u64),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -64,6 +66,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (worker, any::<bool>()).prop_map(|(worker, before)| Step::Abort { worker, before }),
         8 => Just(Step::Publish),
         2 => (1..200u64).prop_map(Step::Wait),
+        1 => (1..200u64).prop_map(Step::Pass),
     ]
 }
 
@@ -238,6 +241,10 @@ impl World {
             }
             Step::Publish => self.coordinator.handle_published(0.0),
             Step::Wait(ms) => self.now += Duration::from_millis(ms),
+            Step::Pass(ms) => {
+                self.now += Duration::from_millis(ms);
+                return;
+            }
             Step::Join(_) | Step::Leave(_) => {}
         }
         self.coordinator.advance(self.now);
