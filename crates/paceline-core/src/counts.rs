@@ -8,15 +8,18 @@ use serde::{Deserialize, Serialize};
 /// contributions that came meanwhile. Frames are those of data connections once they are let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ShardCounts {
-    /// Bytes from workers, headers included.
+    /// Bytes from workers over sockets, headers included.
     pub bytes_in: u64,
-    /// Bytes to workers.
+    /// Bytes to workers over sockets.
     pub bytes_out: u64,
+    /// Bytes of gradients folded from, and of parameters published in, memory shared with workers:
+    /// once for each gradient and each pull. No socket carried them.
+    pub bytes_shared: u64,
     /// Frames from workers.
     pub frames_in: u64,
     /// Frames to workers.
     pub frames_out: u64,
-    /// Blocks of parameters sent.
+    /// Blocks of parameters sent, or pointed to in shared memory.
     pub blocks_fresh: u64,
     /// Blocks of parameters not sent: whoever pulled keeps its last value.
     pub blocks_stale: u64,
@@ -31,6 +34,7 @@ impl AddAssign for ShardCounts {
     fn add_assign(&mut self, more: ShardCounts) {
         self.bytes_in = self.bytes_in.saturating_add(more.bytes_in);
         self.bytes_out = self.bytes_out.saturating_add(more.bytes_out);
+        self.bytes_shared = self.bytes_shared.saturating_add(more.bytes_shared);
         self.frames_in = self.frames_in.saturating_add(more.frames_in);
         self.frames_out = self.frames_out.saturating_add(more.frames_out);
         self.blocks_fresh = self.blocks_fresh.saturating_add(more.blocks_fresh);
@@ -66,6 +70,7 @@ mod tests {
         let counts = |n: u64| ShardCounts {
             bytes_in: n,
             bytes_out: 2 * n,
+            bytes_shared: 8 * n,
             frames_in: 3 * n,
             frames_out: 4 * n,
             blocks_fresh: 5 * n,

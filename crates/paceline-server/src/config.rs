@@ -6,6 +6,7 @@ use paceline_core::{LedgerState, RoundConfig, Version};
 use paceline_model::Model;
 use paceline_params::{Checkpoint, FlatVec, LrScaling, TensorSpec, UpdateConfig, WireType};
 use paceline_policy::{Objective, PolicySpec};
+use paceline_wire::Transport;
 use serde::{Deserialize, Serialize};
 
 /// One run, from its first round to its last.
@@ -57,6 +58,8 @@ pub struct ServerConfig {
     pub liveness: Duration,
     /// What peers must show to be let in.
     pub token: Option<String>,
+    /// What gradients and parameters go by.
+    pub transport: Transport,
 }
 
 impl ServerConfig {

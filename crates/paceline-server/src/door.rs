@@ -10,7 +10,7 @@ use paceline_core::WorkerId;
 use paceline_wire::{
     FrameError, FrameReader, FrameWriter, Listener,
     frame::MAX_HELLO,
-    message::{FromWorker, Hello, Job, Reply, Role},
+    message::{FromWorker, Hello, Invitation, Job, Reply, Role},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, BufReader, ReadHalf, WriteHalf},
@@ -187,11 +187,14 @@ impl Door {
         if !store.connect(worker, session) {
             return self.refuse(writer, peer, &format!("{worker} is connected already")).await;
         }
-        if writer.message(&Reply::Welcome(())).await.is_err() {
+        let meeting = store.sharing.as_ref().and_then(|sharing| sharing.invite(&peer));
+        let invitation =
+            meeting.as_ref().map(|meeting| Invitation { meeting: meeting.name().to_owned() });
+        if writer.message(&Reply::Welcome(invitation)).await.is_err() {
             return;
         }
         let me = (worker, session);
-        let connection = DataConnection::new(me, local.clone(), (reader, writer));
+        let connection = DataConnection::new(me, local.clone(), (reader, writer), meeting);
         let report =
             |error: &DataError| (self.report)(Ended::Worker { worker, session, why: error.why() });
         connection.serve(report).await;

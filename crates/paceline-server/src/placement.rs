@@ -4,7 +4,10 @@ use std::sync::{Arc, mpsc};
 
 use paceline_core::{Version, WorkerId};
 use paceline_params::{Block, FlatVec, Layout};
-use paceline_wire::message::{FromShard, ShardSpec, ToShard};
+use paceline_wire::{
+    Transport,
+    message::{FromShard, ShardSpec, ToShard},
+};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 use crate::{
@@ -12,7 +15,7 @@ use crate::{
     door::Door,
     input::{Input, ShardCall},
     run::ServerError,
-    shard::{self, ShardCommand, ShardInbox, link::BlockShape},
+    shard::{self, ShardCommand, ShardInbox, link::BlockShape, sharing},
 };
 
 /// The shards, as the coordinator talks to them.
@@ -77,6 +80,8 @@ impl Shards {
             staging,
             fold_at_close: config.folds_at_close(),
             patience: config.liveness,
+            sharers: (config.transport == Transport::Auto)
+                .then_some(u32::try_from(config.round.expected).unwrap_or(u32::MAX)),
         };
         let specs: Vec<ShardSpec> = (0..config.placement.shards).map(spec).collect();
         let (inputs, queue) = inbox;
@@ -106,11 +111,12 @@ impl Shards {
 }
 
 fn spawn_local(
-    specs: Vec<ShardSpec>,
+    mut specs: Vec<ShardSpec>,
     start: &Start,
     door: &Door,
     inputs: &UnboundedSender<Input>,
 ) -> Result<Shards, ServerError> {
+    sharing::settle(&mut specs);
     let mut local = Vec::new();
     for spec in specs {
         let (index, inputs) = (spec.index, inputs.clone());

@@ -18,7 +18,7 @@ use crate::{
     door::Door,
     input::Ended,
     run::ServerError,
-    shard::{self, ShardInbox, ShardReport, link},
+    shard::{self, ShardInbox, ShardReport, link, sharing},
 };
 
 /// What a shard process is told.
@@ -56,11 +56,12 @@ where
         return Err(FrameError::Refused(why).into());
     }
     let init = link::read_command(&mut reader).await?;
-    let ToShard::Init(spec) = init.message else {
+    let ToShard::Init(mut spec) = init.message else {
         let error = format!("{:?} where the parameters were due", init.message);
         return Err(FrameError::Unexpected(error).into());
     };
 
+    sharing::settle(std::slice::from_mut(&mut spec));
     let patience = spec.patience;
     let (reports, mut outgoing) = unbounded_channel::<Result<ShardReport, String>>();
     let say = reports.clone();

@@ -254,7 +254,11 @@ const MISDEEDS: &[Misdeed] = &[
     ("unknown frame kind 200", |rogue| sends(rogue, 1, &[200, 0, 0, 0, 0, 0, 0, 0])),
     ("malformed message", |rogue| sends(rogue, 0, &frame(Header::Control(2), &[0xff; 2]))),
     ("bytes after the end of a message", |rogue| {
-        sends(rogue, 0, &encode_control(&(ToData::Pull { version: Version(0) }, 1u8)))
+        sends(
+            rogue,
+            0,
+            &encode_control(&(ToData::Pull { version: Version(0), shared: false }, 1u8)),
+        )
     }),
     ("the contribution began with {base}", |rogue| {
         let (base, _) = rogue.ready();

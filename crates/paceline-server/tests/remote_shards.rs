@@ -15,7 +15,10 @@ use paceline_params::{OptimizerSpec, WireType, checkpoint};
 use paceline_server::{
     CheckpointConfig, Outcome, ServerConfig, ServerError, ShardConfig, Start, serve_shard,
 };
-use paceline_wire::message::{FromShard, Reply, Role, ToShard};
+use paceline_wire::{
+    Transport,
+    message::{FromShard, Reply, Role, ToShard},
+};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::oneshot,
@@ -116,9 +119,10 @@ fn the_same_bits_come_out_wherever_the_shards_are_and_however_many() {
 
 #[test]
 fn values_travel_as_halves_to_shards_elsewhere_as_they_do_to_those_here() {
-    let whole = run(exact(2, false));
+    let transport = Transport::Tcp;
+    let whole = run(ServerConfig { transport, ..exact(2, false) });
     for wire in WireType::ALL {
-        let travelling = |shards, remote| ServerConfig { wire, ..exact(shards, remote) };
+        let travelling = |shards, remote| ServerConfig { wire, transport, ..exact(shards, remote) };
         let (here, there) = (run(travelling(2, false)), run(travelling(3, true)));
         assert_eq!(here.param_hash, there.param_hash, "{wire}");
         let bytes = |outcome: &Outcome| -> u64 {

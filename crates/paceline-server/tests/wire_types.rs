@@ -9,7 +9,10 @@ use common::{
 use paceline_core::{Event, EventKind, ShardCounts, StopReason, Version};
 use paceline_params::{Half, ParamHash, WireType};
 use paceline_server::ServerConfig;
-use paceline_wire::frame::{BLOCK_HEAD_LEN, BlockHead, HEADER_LEN};
+use paceline_wire::{
+    Transport,
+    frame::{BLOCK_HEAD_LEN, BlockHead, HEADER_LEN},
+};
 use paceline_worker::Compute;
 
 const BF16: WireType = WireType::Half(Half::Bf16);
@@ -36,6 +39,7 @@ fn exact(wire: WireType, shards: u32) -> ServerConfig {
     let mut config = config(3);
     config.deterministic = true;
     config.wire = wire;
+    config.transport = Transport::Tcp;
     config.placement.shards = shards;
     config
 }
@@ -83,7 +87,7 @@ fn halves_take_half_the_bytes_of_every_round_in_as_many_frames() {
     let whole = run(exact(WireType::F32, 2));
     // For each of 3 workers: headers of 8 blocks each way; and the values of all.
     let heads = 3 * 8 * (HEADER_LEN + BLOCK_HEAD_LEN) as u64;
-    let pulls = 3 * 2 * (HEADER_LEN as u64 + 2);
+    let pulls = 3 * 2 * (HEADER_LEN as u64 + 3);
     let values = |wire: WireType| (3 * PARAMS * wire.size()) as u64;
     for wire in WireType::ALL {
         let rounds = run(exact(wire, 2));
@@ -102,6 +106,7 @@ fn training_goes_on_in_f32_below_the_precision_of_halves() {
     // Steps of a thousandth would be lost on a bf16 near 2, whose neighbours are 1/128 apart.
     let mut config = config(2);
     config.wire = BF16;
+    config.transport = Transport::Tcp;
     config.update.learning_rate = 1e-3;
     config.limits.rounds = Some(60);
     let (say, measured) = std::sync::mpsc::channel();
@@ -136,6 +141,7 @@ fn sends(server: &Server, wire: WireType, values: usize, error: &str) {
 fn bytes_of_another_type_or_length_cost_their_connection_and_no_other() {
     let mut config = endless();
     config.wire = BF16;
+    config.transport = Transport::Tcp;
     attacked_halves(config, |server| {
         sends(server, WireType::F32, 128, "block 0 came as f32, this run's wire type is bf16");
         sends(server, F16, 128, "block 0 came as f16, this run's wire type is bf16");
@@ -192,6 +198,7 @@ fn a_gradient_beyond_f16_is_refused_by_name_and_never_added() {
     let steep = |wire, reason: fn(&StopReason) -> bool| {
         let mut config = config(1);
         config.wire = wire;
+        config.transport = Transport::Tcp;
         let server = Server::start(config, start());
         let worker = server.worker_with(0, "", || Box::new(Steep(Quadratic::new(), 0)));
         let (outcome, events) = server.join();

@@ -14,4 +14,4 @@ mod transport;
 pub use blocking::{BlockingReader, BlockingWriter};
 pub use frame::{FrameError, PROTOCOL};
 pub use stream::{FrameReader, FrameWriter};
-pub use transport::{Connect, Connection, Listener, Tcp};
+pub use transport::{Connect, Connection, Listener, Tcp, Transport, TransportError};

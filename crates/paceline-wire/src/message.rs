@@ -54,6 +54,18 @@ pub enum Reply<T> {
     Refused(String),
 }
 
+/// Segments in which a worker that shares memory computes: one gradient in the making, one that is
+/// finished, and one that was pushed and that shards may still read.
+pub const SEGMENTS: u32 = 3;
+
+/// Where a worker that is let in on a data connection may share memory with the shard, if it finds
+/// the way: it does on the same host alone.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Invitation {
+    /// The name of a meeting, to which it brings its session and its gradient's segments.
+    pub meeting: String,
+}
+
 /// All that a worker must know to take part.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Job {
@@ -187,20 +199,38 @@ pub enum ToData {
     Pull {
         /// The version.
         version: Version,
+        /// Whether [`FromData::Published`] does instead, from shared memory.
+        shared: bool,
     },
     /// The contribution begun will not be completed.
     Abandon {
         /// The version it was computed from.
         base: Version,
     },
+    /// It has come to the meeting it was invited to, and handed over its segments.
+    Memory,
+    /// A whole gradient is in one of its segments, and stays there until it is folded or dropped.
+    Push {
+        /// The version it was computed from.
+        base: Version,
+        /// Which of the segments.
+        segment: u32,
+    },
 }
 
-/// From a shard to a worker on a data connection, before it closes it. Parameters go as block
-/// frames.
+/// From a shard to a worker on a data connection. Parameters go as block frames, or through shared
+/// memory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum FromData {
-    /// What was wrong with what came.
+    /// What was wrong with what came; the connection closes.
     Error(String),
+    /// A version is in one of the shard's segments, until the one after the next is made.
+    Published {
+        /// The version.
+        version: Version,
+        /// Which of the segments.
+        segment: u32,
+    },
 }
 
 /// From the coordinator to a shard. Block frames follow an [`ToShard::Init`].
@@ -286,6 +316,8 @@ pub struct ShardSpec {
     pub fold_at_close: bool,
     /// How long a peer may be silent where it must speak.
     pub patience: Duration,
+    /// Workers expected to share memory with it if they are on its host; none may without.
+    pub sharers: Option<u32>,
 }
 
 /// From a shard to the coordinator. Block frames follow a [`FromShard::Snapshot`].

@@ -1,16 +1,57 @@
-//! Where byte streams come from. TCP here; TLS, shared memory and simulated networks fit the same
-//! traits.
+//! Where byte streams come from. TCP here; TLS and simulated networks fit the same traits. Shared
+//! memory goes beside a stream, not instead of it.
 
 use std::{
+    fmt,
     future::Future,
     io::{self, Read, Write},
     net::TcpStream,
+    str::FromStr,
 };
 
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
 };
+
+/// What gradients and parameters go by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transport {
+    /// Memory shared by worker and shard where they are on the same host, else TCP.
+    #[default]
+    Auto,
+    /// TCP everywhere.
+    Tcp,
+}
+
+/// What is no transport.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("unknown transport `{0}`: write auto or tcp")]
+pub struct TransportError(String);
+
+impl FromStr for Transport {
+    type Err = TransportError;
+
+    fn from_str(text: &str) -> Result<Self, TransportError> {
+        match text {
+            "auto" => Ok(Transport::Auto),
+            "tcp" => Ok(Transport::Tcp),
+            other => Err(TransportError(other.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Transport::Auto => "auto",
+            Transport::Tcp => "tcp",
+        })
+    }
+}
 
 /// Accepts byte streams, for the server.
 pub trait Listener: Send + 'static {

@@ -12,7 +12,7 @@ use std::{
 
 use paceline_core::{Costs, EpochOrder, OrderSpec, Straggler, WorkerId};
 use paceline_wire::{
-    BlockingReader, BlockingWriter, Connect, FrameError,
+    BlockingReader, BlockingWriter, Connect, FrameError, Transport,
     message::{FromWorker, Hello, Job, Reply, Role, ToWorker},
 };
 use serde::de::DeserializeOwned;
@@ -39,6 +39,8 @@ pub struct WorkerConfig {
     pub name: String,
     /// Slowness made on purpose.
     pub slowness: SlownessSpec,
+    /// What gradients and parameters go by.
+    pub transport: Transport,
 }
 
 /// Why a worker could not go on.
@@ -115,7 +117,8 @@ pub fn run(
     let costs = costs.map(|costs| Costs::new(costs, job.batch));
     let balance = costs.clone().filter(|_| job.balance.is_some());
     let addresses: Vec<String> = job.shards.iter().map(|at| place(at, &config.address)).collect();
-    let data = DataPlane::connect(connect, &addresses, token, &job).map_err(join)?;
+    let (data, mut buffers) =
+        DataPlane::connect(connect, &addresses, token, &job, config.transport).map_err(join)?;
     let total = job.layout.total();
     let parts = job.micro_batches.max(1);
     let until = match (job.any_newer, job.straggler) {
@@ -123,7 +126,8 @@ pub fn run(
         (false, Straggler::Salvage) => Until::Close,
         (false, Straggler::Abort | Straggler::Finish) => Until::Cut,
     };
-    let outbox = Arc::new(Outbox::new(data, parts, until, job.norms));
+    let gradient = buffers.remove(0);
+    let outbox = Arc::new(Outbox::new(data, buffers, parts, until, job.norms));
     if outbox.salvages() {
         answer_cuts(Arc::clone(&outbox), Arc::clone(&mailbox), voice.clone());
     }
@@ -138,7 +142,7 @@ pub fn run(
         micro_batches: parts,
         any_newer: job.any_newer,
         params: vec![0.0; total],
-        gradient: vec![0.0; total],
+        gradient,
         order: EpochOrder::none(),
     };
     voice.say(FromWorker::Ready { samples }).map_err(join)?;

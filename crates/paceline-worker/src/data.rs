@@ -8,13 +8,14 @@ use std::{
 
 use paceline_core::Version;
 use paceline_params::{WireType, narrow};
+use paceline_shm::View;
 use paceline_wire::{
-    BlockingReader, BlockingWriter, Connect, FrameError,
+    BlockingReader, BlockingWriter, Connect, FrameError, Transport,
     frame::{BlockHead, Header, Values},
-    message::{FromData, Job, Role, ToData},
+    message::{FromData, Invitation, Job, Role, ToData},
 };
 
-use crate::client::greet;
+use crate::{buffer::Buffer, client::greet, memory::Memory};
 
 /// A shard's part of a large model is moved by a thread of its own; below this many elements
 /// starting one costs more than it saves.
@@ -34,27 +35,35 @@ struct Link {
     wire: WireType,
     /// A block on its way out, where it travels as halves.
     halves: Vec<u16>,
+    /// Where the shard publishes, if it shares memory with this worker.
+    views: Vec<View>,
 }
 
 impl DataPlane {
-    /// Connects to every shard.
+    /// Connects to every shard; returns where gradients are to be computed, too: in memory shared
+    /// with shards of this host, if `transport` lets them.
     pub(crate) fn connect(
         connect: &dyn Connect,
         addresses: &[String],
         token: &str,
         job: &Job,
-    ) -> Result<Self, FrameError> {
+        transport: Transport,
+    ) -> Result<(Self, Vec<Buffer>), FrameError> {
         let &Job { worker, session, ref layout, wire, .. } = job;
-        let link = |(shard, address): (u32, &String)| {
+        let mut memory = Memory::new(layout.total(), transport == Transport::Auto);
+        let mut links = Vec::with_capacity(addresses.len());
+        for (shard, address) in (0..).zip(addresses) {
             let role = Role::Data { worker, session, shard };
-            let (reader, writer, ()) = greet(connect, address, token, role)?;
+            let (reader, mut writer, invitation) =
+                greet::<Option<Invitation>>(connect, address, token, role)?;
             let blocks = layout.shard_blocks(shard).map(|block| (block, layout.block_range(block)));
             let elements = layout.shard_range(shard);
+            let come = || writer.message(&ToData::Memory);
+            let views = memory.join(invitation.as_ref(), session, elements.len(), come)?;
             let (blocks, halves) = (blocks.collect(), Vec::new());
-            Ok(Link { reader, writer, blocks, elements, wire, halves })
-        };
-        let links = (0..).zip(addresses).map(link).collect::<Result<_, FrameError>>()?;
-        Ok(DataPlane { links })
+            links.push(Link { reader, writer, blocks, elements, wire, halves, views });
+        }
+        Ok((DataPlane { links }, memory.into_buffers()))
     }
 
     /// Fills `params` with version `wanted` or a newer one; returns which it is, `None` where the
@@ -66,7 +75,7 @@ impl DataPlane {
     ) -> Result<Option<Version>, FrameError> {
         // All shards are asked before any is listened to.
         for link in &mut self.links {
-            link.writer.message(&ToData::Pull { version: wanted })?;
+            link.ask(wanted, !link.views.is_empty())?;
         }
         let mut rest = params;
         let mut parts = Vec::with_capacity(self.links.len());
@@ -75,7 +84,7 @@ impl DataPlane {
             rest = tail;
             parts.push((link, part));
         }
-        let versions = each(parts, |(link, part)| link.read(part))?;
+        let versions = each(parts, |(link, part)| link.read(wanted, part))?;
         let first = versions.first().copied();
         Ok(first.filter(|first| versions.iter().all(|version| version == first)))
     }
@@ -85,7 +94,7 @@ impl DataPlane {
     pub(crate) fn push(
         &mut self,
         base: Version,
-        gradient: &[f32],
+        gradient: &Buffer,
         is_over: impl Fn() -> bool + Sync,
     ) -> Result<bool, FrameError> {
         let links = self.links.iter_mut().map(|link| (link, gradient)).collect();
@@ -115,15 +124,40 @@ fn each<'a, S: Send, T: Send>(
 }
 
 impl Link {
-    fn read(&mut self, part: &mut [f32]) -> Result<Version, FrameError> {
-        let mut version = None;
-        for (block, range) in &self.blocks {
-            let (wire, values) = match self.reader.header()? {
-                Header::Block(wire, values) => (wire, values),
-                Header::Control(len) => {
-                    let FromData::Error(error) = self.reader.control(len)?;
-                    return Err(FrameError::Refused(error));
+    fn ask(&mut self, version: Version, shared: bool) -> Result<(), FrameError> {
+        self.writer.message(&ToData::Pull { version, shared })
+    }
+
+    /// Reads what was asked for; what was asked for is `wanted`.
+    fn read(&mut self, wanted: Version, part: &mut [f32]) -> Result<Version, FrameError> {
+        let header = self.reader.header()?;
+        let Header::Control(len) = header else { return self.read_blocks(header, part) };
+        match self.reader.control(len)? {
+            FromData::Error(error) => Err(FrameError::Refused(error)),
+            FromData::Published { version, segment } => {
+                let view = self.views.get(segment as usize).ok_or_else(|| {
+                    FrameError::Unexpected(format!("parameters in segment {segment}"))
+                })?;
+                if view.read_version(version.0, part) {
+                    return Ok(version);
                 }
+                // It was overwritten meanwhile. Blocks are not: they are sent whole.
+                self.ask(wanted, false)?;
+                let header = self.reader.header()?;
+                self.read_blocks(header, part)
+            }
+        }
+    }
+
+    /// Reads all blocks, of which the first one's header is read already.
+    fn read_blocks(&mut self, first: Header, part: &mut [f32]) -> Result<Version, FrameError> {
+        let mut version = None;
+        let mut first = Some(first);
+        for (block, range) in &self.blocks {
+            let header = first.take().map_or_else(|| self.reader.header(), Ok)?;
+            let (wire, values) = match header {
+                Header::Block(wire, values) => (wire, values),
+                Header::Control(len) => return Err(unexpected(self.reader.control(len)?)),
             };
             let head = self.reader.block_head()?;
             if head.block != *block || wire != self.wire || values != range.len() {
@@ -144,9 +178,13 @@ impl Link {
     fn write(
         &mut self,
         base: Version,
-        gradient: &[f32],
+        gradient: &Buffer,
         is_over: impl Fn() -> bool,
     ) -> Result<bool, FrameError> {
+        if let Some(segment) = gradient.segment().filter(|_| !self.views.is_empty()) {
+            let sent = self.writer.message(&ToData::Push { base, segment });
+            return sent.map(|()| true).map_err(|error| self.reason(error));
+        }
         for (i, (block, range)) in self.blocks.iter().enumerate() {
             if i > 0 && is_over() {
                 self.writer.message(&ToData::Abandon { base })?;
@@ -162,13 +200,25 @@ impl Link {
                 }
             };
             if let Err(error) = self.writer.block(head, values) {
-                // A shard that closes the connection has said why; that is worth more than
-                // "broken pipe".
-                let said = self.reader.message::<FromData>();
-                return Err(said.map_or(error, |FromData::Error(why)| FrameError::Refused(why)));
+                return Err(self.reason(error));
             }
         }
         Ok(true)
+    }
+
+    /// A shard that closes the connection has said why; that is worth more than "broken pipe".
+    fn reason(&mut self, error: FrameError) -> FrameError {
+        match self.reader.message::<FromData>() {
+            Ok(FromData::Error(why)) => FrameError::Refused(why),
+            _ => error,
+        }
+    }
+}
+
+fn unexpected(said: FromData) -> FrameError {
+    match said {
+        FromData::Error(error) => FrameError::Refused(error),
+        said => FrameError::Unexpected(format!("{said:?} where blocks were due")),
     }
 }
 
@@ -191,9 +241,10 @@ mod tests {
             elements: 0..2,
             wire: BF16,
             halves: Vec::new(),
+            views: Vec::new(),
         };
         let mut part = [0.0; 2];
-        link.read(&mut part).map(|_| part).map_err(|error| error.to_string())
+        link.read(Version(3), &mut part).map(|_| part).map_err(|error| error.to_string())
     }
 
     fn block(wire: WireType, values: usize) -> Vec<u8> {

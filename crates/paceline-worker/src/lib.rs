@@ -5,9 +5,11 @@
 //! listens to the coordinator, one keeps giving signs of life, and one answers cuts with what is
 //! finished, while a micro-batch is under way.
 
+mod buffer;
 mod client;
 mod data;
 mod mailbox;
+mod memory;
 mod outbox;
 mod slowness;
 mod work;

@@ -10,6 +10,7 @@ use paceline_params::{add_scaled, norm_squared};
 use paceline_wire::{FrameError, message::FromWorker};
 
 use crate::{
+    buffer::Buffer,
     data::DataPlane,
     mailbox::{Mailbox, Task, Until},
     work::part_of,
@@ -39,12 +40,29 @@ struct Finished {
     task: Option<Task>,
     done: u32,
     loss: f64,
-    gradient: Vec<f32>,
+    gradient: Buffer,
+    /// The gradient was pushed. Shards of this host may read it where it is until they answer the
+    /// pull that follows the next push.
+    pushed: bool,
+    /// Where gradients are shared: what was pushed before this one, or nothing of value.
+    spare: Option<Buffer>,
 }
 
 impl Outbox {
-    pub(crate) fn new(data: DataPlane, micro_batches: u32, until: Until, norms: bool) -> Outbox {
-        let state = Mutex::new(State { data, finished: Finished::default() });
+    /// `buffers` are those that are not being computed in.
+    pub(crate) fn new(
+        data: DataPlane,
+        mut buffers: Vec<Buffer>,
+        micro_batches: u32,
+        until: Until,
+        norms: bool,
+    ) -> Outbox {
+        let finished = Finished {
+            gradient: buffers.pop().unwrap_or_default(),
+            spare: buffers.pop(),
+            ..Finished::default()
+        };
+        let state = Mutex::new(State { data, finished });
         Outbox { state, micro_batches, until, norms }
     }
 
@@ -65,7 +83,7 @@ impl Outbox {
 
     /// A micro-batch is done: its sum is in `gradient`, or that of all so far where they do not count
     /// one by one. False if the rest is of no use: what was there has been sent.
-    pub(crate) fn add(&self, loss: f64, gradient: &mut Vec<f32>) -> bool {
+    pub(crate) fn add(&self, loss: f64, gradient: &mut Buffer) -> bool {
         let finished = &mut self.lock().finished;
         if finished.task.is_none() {
             return false;
@@ -74,8 +92,7 @@ impl Outbox {
         finished.loss += loss;
         let first = if self.salvages() { 1 } else { self.micro_batches };
         if finished.done == first {
-            std::mem::swap(&mut finished.gradient, gradient);
-            gradient.resize(finished.gradient.len(), 0.0);
+            finished.take(gradient);
         } else if self.salvages() {
             add_scaled(&mut finished.gradient, 1.0, gradient);
         }
@@ -104,6 +121,7 @@ impl Outbox {
         if !task.push_at_once && !mailbox.may_push(base, until) {
             return Ok(Some(Err(done)));
         }
+        finished.pushed = true;
         let sent = data.push(base, &finished.gradient, || mailbox.is_over(base, until))?;
         Ok(Some(if sent { Ok(()) } else { Err(done) }))
     }
@@ -119,6 +137,49 @@ impl Outbox {
             };
             if let Err(error) = answered {
                 return mailbox.hang_up(error.to_string());
+            }
+        }
+    }
+}
+
+impl Finished {
+    /// Takes a gradient over and leaves another buffer to compute in: never the one that was pushed
+    /// last, which shards may still read.
+    fn take(&mut self, gradient: &mut Buffer) {
+        std::mem::swap(&mut self.gradient, gradient);
+        if std::mem::take(&mut self.pushed)
+            && let Some(spare) = &mut self.spare
+        {
+            std::mem::swap(spare, gradient);
+        }
+        gradient.resize(self.gradient.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_shm::Segment;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_was_pushed_last_is_never_computed_in(pushes in prop::collection::vec(any::<bool>(), 0..50)) {
+            let shared =
+                |index| Buffer::Shared { index, segment: Segment::new(1).expect("a page") };
+            let mut gradient = shared(0);
+            let mut finished =
+                Finished { gradient: shared(1), spare: Some(shared(2)), ..Finished::default() };
+            let mut last = None;
+            for push in pushes {
+                prop_assert!(last.is_none() || gradient.segment() != last);
+                finished.take(&mut gradient);
+                prop_assert!(last.is_none() || gradient.segment() != last);
+                if push {
+                    finished.pushed = true;
+                    last = finished.gradient.segment();
+                }
             }
         }
     }

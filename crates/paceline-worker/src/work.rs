@@ -6,6 +6,7 @@ use paceline_core::{Costs, EpochOrder, OrderSpec, Version};
 use paceline_wire::{FrameError, message::FromWorker};
 
 use crate::{
+    buffer::Buffer,
     mailbox::{Mailbox, Task},
     outbox::{Outbox, Say},
     slowness::Slowness,
@@ -61,7 +62,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) any_newer: bool,
     pub(crate) params: Vec<f32>,
     /// One micro-batch's sum, where micro-batches count one by one; else that of all so far.
-    pub(crate) gradient: Vec<f32>,
+    pub(crate) gradient: Buffer,
     pub(crate) order: EpochOrder,
 }
 

@@ -5,6 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use paceline_policy::POLICIES;
+use paceline_wire::Transport;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
@@ -126,6 +127,10 @@ pub(crate) struct WorkerArgs {
     /// Pad a round to this long
     #[arg(long, value_name = "TIME")]
     pub(crate) nominal: Option<Span>,
+    /// What gradients and parameters go by: auto (shared memory with shards of this host that offer
+    /// it, else TCP) or tcp
+    #[arg(long, env = "PACELINE_TRANSPORT", default_value = "auto")]
+    pub(crate) transport: Transport,
     /// Stay on this core
     #[arg(long, value_name = "CORE", hide = true)]
     pub(crate) pin: Option<usize>,

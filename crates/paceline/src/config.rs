@@ -11,7 +11,7 @@ use paceline_nn::{CostSpec, DataSource, ModelSpec};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig, WireType};
 use paceline_policy::{Cutoff, Objective, PolicySpec};
 use paceline_server::{Limits, Placement};
-use paceline_wire::frame::MAX_BLOCK;
+use paceline_wire::{Transport, frame::MAX_BLOCK};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::{flags::RunFlags, scenario::Scenario, span::Span};
@@ -64,6 +64,7 @@ pub(crate) struct RunConfig {
     pub(crate) keep_checkpoints: usize,
     pub(crate) staging_mb: u64,
     pub(crate) block_kib: usize,
+    pub(crate) transport: Transport,
     pub(crate) wire: WireType,
     pub(crate) stragglers: String,
     pub(crate) nominal: Option<Span>,
@@ -127,6 +128,7 @@ impl Default for RunConfig {
             keep_checkpoints: 2,
             staging_mb: 2048,
             block_kib: 1024,
+            transport: Transport::Auto,
             wire: WireType::F32,
             stragglers: String::new(),
             nominal: None,
@@ -508,7 +510,7 @@ mod tests {
         };
         let names: Vec<String> =
             toml::Table::try_from(config).unwrap().into_iter().map(|(n, _)| n).collect();
-        assert_eq!(names.len(), 40, "a setting that is not drawn");
+        assert_eq!(names.len(), 41, "a setting that is not drawn");
         prop::sample::select(names)
     }
 
@@ -531,6 +533,7 @@ mod tests {
             "sqrt",
             "bf16",
             "norm:2",
+            "tcp",
             "slow:1:2",
             "kill:0@3",
             "preempt:0@3:1s",

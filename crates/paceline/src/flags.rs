@@ -6,6 +6,7 @@ use paceline_core::{Late, Straggler};
 use paceline_nn::{CostSpec, DataSource, ModelSpec};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, WireType};
 use paceline_policy::{Objective, PolicySpec};
+use paceline_wire::Transport;
 use serde::{Serialize, Serializer};
 
 use crate::{
@@ -176,8 +177,13 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_BLOCK_KIB", value_name = "KIB")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) block_kib: Option<usize>,
+    /// What gradients and parameters go by: auto (memory shared by worker and shard where they are on
+    /// the same host, else TCP) or tcp [default: auto]
+    #[arg(long, env = "PACELINE_TRANSPORT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) transport: Option<Transport>,
     /// How gradients and parameters travel: f32, or bf16 or f16 for half the bytes. They are added up
-    /// and kept as f32 [default: f32]
+    /// and kept as f32, and go as f32 where memory is shared [default: f32]
     #[arg(long, env = "PACELINE_WIRE", value_name = "TYPE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wire: Option<WireType>,

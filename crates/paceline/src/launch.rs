@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use paceline_wire::Transport;
 use tokio::sync::watch;
 
 use crate::{
@@ -60,7 +61,7 @@ impl Crew {
             let recipe = Recipe {
                 exe: exe.clone(),
                 entrance: way.entrance,
-                args: args(config, worker, way.address, core, treatment.nice),
+                args: args(config, worker, (way.address, way.transport), core, treatment.nice),
                 worker,
                 slowness: scenario.inside.clone(),
                 log,
@@ -79,7 +80,7 @@ impl Crew {
         address: SocketAddr,
         seed: u64,
     ) -> Result<Way> {
-        let mut way = Way { address, entrance: Vec::new() };
+        let mut way = Way { address, entrance: Vec::new(), transport: Transport::Auto };
         let (mut at, mut only) = (IpAddr::V4(Ipv4Addr::LOCALHOST), None);
         if let Some(rate) = treatment.rate {
             let link = Link::start(exe, worker, rate)?;
@@ -92,6 +93,8 @@ impl Crew {
             let proxy =
                 Proxy::start(Route { at, only, server: address, path: treatment.path, seed })?;
             way.address = proxy.address();
+            // What is done to its way is to be done to its gradients.
+            way.transport = Transport::Tcp;
             self.proxies.push(proxy);
         }
         Ok(way)
@@ -131,13 +134,14 @@ struct Way {
     address: SocketAddr,
     /// What leads to where the worker has to be.
     entrance: Vec<String>,
+    transport: Transport,
 }
 
 /// What a worker is told, besides how slow it is.
 fn args(
     config: &RunConfig,
     worker: u32,
-    address: SocketAddr,
+    (address, transport): (SocketAddr, Transport),
     core: Option<usize>,
     nice: Option<i32>,
 ) -> Vec<String> {
@@ -145,6 +149,7 @@ fn args(
         Some(("--connect", address.to_string())),
         Some(("--index", worker.to_string())),
         Some(("--data", config.data.to_string())),
+        Some(("--transport", transport.to_string())),
         config.nominal.map(|nominal| ("--nominal", nominal.to_string())),
         core.map(|core| ("--pin", core.to_string())),
         nice.map(|more| ("--nice", more.to_string())),

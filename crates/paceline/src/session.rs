@@ -280,6 +280,7 @@ fn server_config(
         heartbeat: config.heartbeat(),
         liveness: config.liveness.0,
         token: others.token,
+        transport: config.transport,
     })
 }
 

@@ -55,15 +55,17 @@ impl DataPlane {
 
 impl fmt::Display for DataPlane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ShardCounts { bytes_in, bytes_out, frames_in, frames_out, .. } = self.total;
+        let ShardCounts { bytes_in, bytes_out, bytes_shared, frames_in, frames_out, .. } =
+            self.total;
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let longest = self.shards.iter().map(|shard| shard.wait).max().unwrap_or_default();
         write!(
             f,
-            "{:.1} MiB in, {:.1} MiB out ({frames_in} and {frames_out} frames); updates waited for \
-             {:.2} s",
+            "{:.1} MiB in, {:.1} MiB out ({frames_in} and {frames_out} frames), {:.1} MiB by shared \
+             memory; updates waited for {:.2} s",
             mib(bytes_in),
             mib(bytes_out),
+            mib(bytes_shared),
             longest.as_secs_f64()
         )
     }

@@ -33,6 +33,7 @@ pub(crate) fn run(args: &WorkerArgs) -> Result<()> {
         wish: args.index,
         name: host::name(),
         slowness,
+        transport: args.transport,
     };
     let tally = paceline_worker::run(&config, &Patient(args.patience.0), |job| prepare(args, job))?;
     tracing::info!("{tally:?}");

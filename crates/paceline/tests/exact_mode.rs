@@ -65,13 +65,13 @@ fn exact_mode_is_bit_identical_from_run_to_run_and_to_a_single_process() {
     let place = Place::new();
     let models = ["softmax", "cnn", "resnet"].map(|model| (model, "f32"));
     for (model, wire) in models.into_iter().chain([("cnn", "bf16"), ("mlp", "f16")]) {
-        let run = |name: &str, shards: u32| -> Vec<String> {
+        let run = |name: &str, placed: &str| -> Vec<String> {
             let name = format!("{model}-{wire}-{name}");
             place
                 .run(&format!(
                     "train --name {name} --model {model} --policy full --deterministic --seed \
                      {SEED} --workers {WORKERS} --batch {BATCH} --micro-batches {MICRO_BATCHES} \
-                     --rounds {ROUNDS} --lr {LR} --shards {shards} --wire {wire}"
+                     --rounds {ROUNDS} --lr {LR} --wire {wire} {placed}"
                 ))
                 .ok();
             let hash = |kind| match kind {
@@ -82,12 +82,13 @@ fn exact_mode_is_bit_identical_from_run_to_run_and_to_a_single_process() {
         };
         let expected = reference(model.parse().unwrap(), wire.parse().unwrap());
         assert_eq!(expected.len(), ROUNDS as usize);
-        assert_eq!(run("two", 2), expected);
+        assert_eq!(run("tcp", "--shards 2 --transport tcp"), expected);
         if wire == "f32" {
-            assert_eq!(run("one", 1), expected);
-            assert_eq!(run("again", 2), expected);
+            assert_eq!(run("one", "--shards 1"), expected);
+            assert_eq!(run("two", "--shards 2"), expected);
+            assert_eq!(run("again", "--shards 2"), expected);
         } else {
-            assert_eq!(run("three", 3), expected);
+            assert_eq!(run("three", "--shards 3 --transport tcp"), expected);
         }
     }
 }

@@ -14,7 +14,7 @@ fn update(place: &Place, model: &str, wire: &str) -> Vec<f64> {
     place
         .run(&format!(
             "train --name {name} --model {model} --policy full --deterministic --workers 2 --seed \
-             {SEED} --rounds 1 --wire {wire}"
+             {SEED} --rounds 1 --wire {wire} --transport tcp"
         ))
         .ok();
     let dir = place.path(&format!("runs/{name}/checkpoints"));
@@ -56,7 +56,7 @@ fn bf16_reaches_the_accuracy_in_half_the_bytes_a_round() {
     let place = Place::new();
     let run = |wire: &str| {
         let args = "train --model mlp --policy full --workers 2 --target-accuracy 0.75 --eval-every \
-                    20 --rounds 600 --json";
+                    20 --rounds 600 --json --transport tcp";
         let summary = place.run(&format!("{args} --wire {wire}")).ok().json();
         assert_eq!(summary["reason"], "target accuracy reached", "{summary}");
         assert_eq!(summary["wire"], *wire);

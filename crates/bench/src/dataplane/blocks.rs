@@ -1,8 +1,9 @@
 //! Nobody slow: what cutting parameters into blocks costs against one big frame for each shard.
 
 use anyhow::{Context, Result};
+use paceline_wire::Transport;
 
-use super::{Contest, Contestant, tcp};
+use super::{Contest, Contestant};
 use crate::{exchange::Exchange, paceline::Paceline, report::Report, stats::ratio};
 
 /// Workers, parameters, and block sizes in KiB up to all that a shard has: one big frame.
@@ -17,7 +18,6 @@ const DEFAULT: usize = 1024;
 const MODES: [(&str, &str); 2] = [("pull", "--pull auto"), ("push", "--push auto")];
 
 pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
-    let transport = tcp(paceline)?;
     let mut modes = Vec::new();
     for (name, flags) in MODES {
         let flag = flags.split(' ').next().unwrap_or(flags);
@@ -37,8 +37,9 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
         }
         let (pairs, rounds) = if report.quick() { (1, 5) } else { (6, 14) };
         let sizes = if report.quick() { &[DEFAULT, sizes[sizes.len() - 1]][..] } else { sizes };
-        let flags = |kib: usize| format!("{transport} --block-kib {kib}");
-        let run = |flags| Exchange { params, workers, shards: SHARDS, rounds, flags };
+        let flags = |kib: usize| format!("--block-kib {kib}");
+        let (shards, transport) = (SHARDS, Transport::Tcp);
+        let run = |flags| Exchange { params, workers, shards, rounds, transport, flags };
         let of_size = |&kib: &usize| {
             let run = run(flags(kib));
             Contestant::new(size(kib), move || run.seconds(paceline))

@@ -1,8 +1,9 @@
 //! One round's exchange of a 100 MB tensor: workers × shards, transports, limits, peers.
 
 use anyhow::{Context, Result};
+use paceline_wire::Transport;
 
-use super::{Contest, Contestant, peers::Peer, tcp};
+use super::{Contest, Contestant, peers::Peer};
 use crate::{
     exchange::{BYTES, Exchange, PARAMS, bare_seconds},
     limits::stream_add,
@@ -15,11 +16,10 @@ use crate::{
 const SHARDS: usize = 2;
 const BARE: &str = "bare loopback sockets";
 
-/// How bytes are moved: a name, and the flags of a run.
-type Transport = (&'static str, &'static str);
+/// How bytes are moved, by the name in tables: all are on one host, where `auto` is shared memory.
+const TRANSPORTS: [(&str, Transport); 2] = [("tcp", Transport::Tcp), ("shm", Transport::Auto)];
 
 pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
-    let transports = transports(paceline, report)?;
     let mut peers = Vec::new();
     for peer in Peer::ALL {
         match peer.install(report.quick()) {
@@ -35,40 +35,23 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
         }
         // Peers are compared at the sizes that were asked for.
         let peers = if workers <= 4 { &peers[..] } else { &[] };
-        compare(paceline, report, workers, &transports, peers)?;
+        compare(paceline, report, workers, peers)?;
     }
     Ok(())
 }
 
-fn transports(paceline: &Paceline, report: &mut Report) -> Result<Vec<Transport>> {
-    let mut transports = vec![("tcp", tcp(paceline)?)];
-    match paceline.knows("--transport")? {
-        true => transports.push(("shm", "--transport shm")),
-        false => {
-            let why = "this version of `train` has no --transport: everything goes over TCP";
-            report.skip("best_peer_over_shm_4", ">= 2", why);
-        }
-    }
-    Ok(transports)
-}
-
-fn compare(
-    paceline: &Paceline,
-    report: &mut Report,
-    workers: usize,
-    transports: &[Transport],
-    peers: &[Peer],
-) -> Result<()> {
+fn compare(paceline: &Paceline, report: &mut Report, workers: usize, peers: &[Peer]) -> Result<()> {
     let (pairs, rounds) = if report.quick() { (1, 5) } else { (3, 10) };
     let all_shards: &[usize] = if report.quick() { &[SHARDS] } else { &[1, 2, 4] };
     let mut contestants = Vec::new();
-    for &(transport, flags) in transports {
+    for (name, transport) in TRANSPORTS {
         for &shards in all_shards {
             // The new value is the mean of what came, which is what an all-reduce makes.
-            let flags = format!("--optimizer mean {flags}");
-            let exchange = Exchange { params: PARAMS, workers, shards, rounds, flags };
+            let flags = "--optimizer mean".to_owned();
+            let params = PARAMS;
+            let exchange = Exchange { params, workers, shards, rounds, transport, flags };
             let seconds = move || exchange.seconds(paceline);
-            contestants.push(Contestant::new(ours(transport, shards), seconds));
+            contestants.push(Contestant::new(ours(name, shards), seconds));
         }
     }
     for peer in peers {
@@ -79,24 +62,18 @@ fn compare(
     let memory = stream_add(PARAMS, std::thread::available_parallelism()?.get());
     let title = format!("100 MB, {workers} workers");
     report.section(contest.table(&title, BARE));
-    limits(report, &contest, workers, transports, memory)?;
-    against_peers(report, &contest, workers, transports, peers)
+    limits(report, &contest, workers, memory)?;
+    against_peers(report, &contest, workers, peers)
 }
 
 fn ours(transport: &str, shards: usize) -> String {
     format!("paceline, {transport}, {shards} shards")
 }
 
-fn limits(
-    report: &mut Report,
-    contest: &Contest,
-    workers: usize,
-    transports: &[Transport],
-    memory: f64,
-) -> Result<()> {
+fn limits(report: &mut Report, contest: &Contest, workers: usize, memory: f64) -> Result<()> {
     let bare = contest.turns(BARE).context("bare sockets were not measured")?;
     let moved = 2.0 * (workers * BYTES) as f64;
-    for (transport, _) in transports {
+    for (transport, _) in TRANSPORTS {
         let turns = contest.turns(&ours(transport, SHARDS)).context("nothing was measured")?;
         let note = format!(
             "{workers} workers, {SHARDS} shards, {transport}: bare sockets' time for the same bytes \
@@ -117,10 +94,9 @@ fn against_peers(
     report: &mut Report,
     contest: &Contest,
     workers: usize,
-    transports: &[Transport],
     peers: &[Peer],
 ) -> Result<()> {
-    for (transport, _) in transports {
+    for (transport, _) in TRANSPORTS {
         let turns = contest.turns(&ours(transport, SHARDS)).context("nothing was measured")?;
         let mut best = f64::INFINITY;
         for peer in peers {
@@ -130,12 +106,12 @@ fn against_peers(
             let note =
                 format!("all-reduce by {} over our round, {workers} workers; {over}", peer.name);
             let name = format!("{}_over_{transport}_{workers}", peer.name);
-            match (peer.name, *transport, workers) {
+            match (peer.name, transport, workers) {
                 ("gloo", "tcp", 4) => report.at_least(&name, over.mean, 1.0, note),
                 _ => report.tell(&name, over.mean, note),
             }
         }
-        if *transport == "shm" && !peers.is_empty() {
+        if transport == "shm" && !peers.is_empty() {
             let name = format!("best_peer_over_shm_{workers}");
             let note = "all-reduce by the fastest peer over our round by shared memory";
             match workers {

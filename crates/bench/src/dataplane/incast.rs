@@ -13,7 +13,6 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use paceline_core::{EventKind, LeaveReason};
 
-use super::tcp;
 use crate::{
     paceline::Paceline,
     processes::{Processes, address, wait},
@@ -87,9 +86,9 @@ fn push_rounds(paceline: &Paceline, link: &Link, rounds: usize) -> Result<Vec<f6
     const TOKEN: (&str, &str) = ("PACELINE_TOKEN", "incast");
     let args = format!(
         "server --name incast --bind {}:0 --workers {WORKERS} --model synthetic:{PARAMS} --batch 1 \
-         --micro-batches 1 --policy full --rounds {rounds} --checkpoint-every 1000000 {}",
-        link.here,
-        tcp(paceline)?
+         --micro-batches 1 --policy full --rounds {rounds} --checkpoint-every 1000000 \
+         --transport tcp",
+        link.here
     );
     let args: Vec<&str> = args.split_whitespace().collect();
     let mut server = paceline.command(&args);

@@ -32,11 +32,6 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The flags that move bytes over TCP: none while there is nothing else.
-fn tcp(paceline: &Paceline) -> Result<&'static str> {
-    Ok(if paceline.knows("--transport")? { "--transport tcp" } else { "" })
-}
-
 /// What is measured in turn with others of its kind: seconds of a round.
 struct Contestant<'a> {
     name: String,

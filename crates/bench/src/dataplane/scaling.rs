@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use paceline_core::{EventKind, Time};
 
-use super::{tcp, threads::Accounts};
+use super::threads::Accounts;
 use crate::{
     paceline::Paceline,
     processes::{Processes, wait},
@@ -99,8 +99,8 @@ impl Row {
         let args = format!(
             "train --name scaling --model synthetic:{params} --workers {workers} --shards {shards} \
              --policy full --batch 1 --micro-batches 1 --optimizer sgd --time-limit 10m \
-             --checkpoint-every 1000000000 --join-grace 10m --liveness 60s {}",
-            tcp(paceline)?
+             --checkpoint-every 1000000000 --join-grace 10m --liveness 60s \
+             --transport tcp"
         );
         let args: Vec<&str> = args.split_whitespace().collect();
         let mut command = paceline.command(&args);

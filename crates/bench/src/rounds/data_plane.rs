@@ -1,6 +1,7 @@
-//! Push, fold and pull of a 100 MB model against bare sockets and memory.
+//! Push, fold and pull of a 100 MB model against bare sockets and memory; shared memory against TCP.
 
 use anyhow::Result;
+use paceline_wire::Transport;
 
 use crate::{
     exchange::{BYTES, Exchange, PARAMS, bare_seconds},
@@ -19,14 +20,16 @@ pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
             report.skip(&name, ">= 0.7", "takes longer than a quick run");
             continue;
         }
-        let flags = "--optimizer sgd".to_owned();
-        let exchange = Exchange { params: PARAMS, workers, shards: 2, rounds, flags };
+        let exchange = |transport| {
+            let flags = "--optimizer sgd".to_owned();
+            Exchange { params: PARAMS, workers, shards: 2, rounds, transport, flags }
+        };
         let (mut bare, mut real, mut memory) = (Vec::new(), Vec::new(), Vec::new());
         let ratio = abba_ratio(
             pairs,
             || {
                 memory.push(stream_add(PARAMS, 1));
-                real.push(exchange.seconds(paceline)?);
+                real.push(exchange(Transport::Tcp).seconds(paceline)?);
                 Ok(real[real.len() - 1])
             },
             || {
@@ -36,7 +39,38 @@ pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
         )?;
         let times = Times { bare: median(&bare), real: median(&real), memory: median(&memory) };
         record(report, workers, &ratio, &times);
+        share(paceline, report, pairs, exchange)?;
     }
+    Ok(())
+}
+
+/// Both transports take turns.
+fn share(
+    paceline: &Paceline,
+    report: &mut Report,
+    pairs: usize,
+    exchange: impl Fn(Transport) -> Exchange,
+) -> Result<()> {
+    let workers = exchange(Transport::Tcp).workers;
+    let (mut shared, mut sent) = (Vec::new(), Vec::new());
+    let ratio = abba_ratio(
+        pairs,
+        || {
+            shared.push(exchange(Transport::Auto).seconds(paceline)?);
+            Ok(shared[shared.len() - 1])
+        },
+        || {
+            sent.push(exchange(Transport::Tcp).seconds(paceline)?);
+            Ok(sent[sent.len() - 1])
+        },
+    )?;
+    let note = format!(
+        "{workers} workers × 100 MB each way, 2 shards: {:.0} ms a round by shared memory against \
+         {:.0} ms by TCP; {ratio}",
+        median(&shared) * 1e3,
+        median(&sent) * 1e3
+    );
+    report.tell(&format!("exchange_shared_over_tcp_{workers}"), ratio.mean, note);
     Ok(())
 }
 

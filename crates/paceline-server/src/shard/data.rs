@@ -3,10 +3,11 @@
 use std::sync::{Arc, mpsc};
 
 use paceline_core::{LeaveReason, Version, WorkerId};
-use paceline_params::{Half, Lease, WireType, all_finite};
+use paceline_params::{Half, Layout, Lease, WireType, all_finite};
+use paceline_shm::{Meeting, View};
 use paceline_wire::{
     FrameError, FrameReader, FrameWriter,
-    frame::{BlockHead, Header},
+    frame::{BlockHead, Header, encode_control},
     message::{FromData, ToData},
 };
 use thiserror::Error;
@@ -18,7 +19,11 @@ use tokio::{
 
 use crate::input::leave_reason;
 
-use super::{LocalShard, Place, ShardInbox, Staged, Store};
+use super::{
+    LocalShard, Parts, Place, ShardInbox, Staged, Store,
+    sharing::{Shared, SharingError},
+    tiles::TILE,
+};
 
 /// What a worker can get wrong on a data connection. It costs that connection.
 #[derive(Debug, Error)]
@@ -37,6 +42,10 @@ pub(crate) enum DataError {
     Backwards { got: Version, last: Version },
     #[error("gradient of {tensor} from {base} is not finite at element {element}{hint}")]
     NotFinite { tensor: String, element: usize, base: Version, hint: &'static str },
+    #[error("a gradient in shared memory came inside a contribution from {0}")]
+    Inside(Version),
+    #[error(transparent)]
+    Sharing(#[from] SharingError),
     #[error("the shard has stopped")]
     Stopped,
 }
@@ -71,6 +80,10 @@ pub(crate) struct DataConnection<R, W> {
     /// What its last contribution was computed from.
     last: Option<Version>,
     turn: Arc<Semaphore>,
+    /// Where it may share memory with the shard.
+    meeting: Option<Meeting>,
+    /// What it shares.
+    shared: Option<Shared>,
 }
 
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
@@ -78,9 +91,21 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         (worker, session): (WorkerId, u64),
         (store, shard): LocalShard,
         (reader, writer): (FrameReader<R>, FrameWriter<W>),
+        meeting: Option<Meeting>,
     ) -> Self {
-        let turn = Arc::new(Semaphore::new(1));
-        DataConnection { worker, session, store, shard, reader, writer, last: None, turn }
+        let (last, turn, shared) = (None, Arc::new(Semaphore::new(1)), None);
+        DataConnection {
+            worker,
+            session,
+            store,
+            shard,
+            reader,
+            writer,
+            last,
+            turn,
+            meeting,
+            shared,
+        }
     }
 
     /// Serves until the worker closes the connection or is no longer let in. What is wrong with it
@@ -112,8 +137,15 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
                     let message = self.reader.control(len).await?;
                     self.store.traffic.received(Header::Control(len).frame_len());
                     match message {
-                        ToData::Pull { version } => self.pull(version).await?,
+                        ToData::Pull { version, shared } => self.pull(version, shared).await?,
                         ToData::Abandon { .. } => partial = None,
+                        ToData::Memory => self.share()?,
+                        ToData::Push { base, segment } => {
+                            if let Some(partial) = &partial {
+                                return Err(DataError::Inside(partial.base));
+                            }
+                            self.push(base, segment).await?;
+                        }
                     }
                 }
             }
@@ -137,52 +169,77 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
                 let (block, expected) = (head.block, partial.base);
                 return Err(DataError::MixedVersions { block, got: base, expected });
             }
-            None => self.begin(base).await?,
+            None => Partial { base, parts: Vec::new(), place: self.begin(base).await? },
         };
         let mut part = self.store.pool.lease(values).expect("a place has room for every block");
         self.reader.values(wire, &mut part).await?;
         // Before the shard hears of it, or its round might be over without these bytes.
         self.store.traffic.received(Header::Block(wire, values).frame_len());
-        check_finite(&self.store, head.block, base, &part)?;
+        let at = self.store.layout.block_range(head.block).start;
+        check_finite(&self.store.layout, wire, at, base, &part)?;
         partial.parts.push(part);
         if partial.parts.len() < due.len() {
             return Ok(Some(partial));
         }
-        let staged = Staged {
-            worker: self.worker,
-            base,
-            session: self.session,
-            parts: partial.parts,
-            _place: Some(partial.place),
-        };
-        self.shard.send(ShardInbox::Staged(staged)).map_err(|_| DataError::Stopped)?;
+        self.stage(base, Parts::Received(partial.parts), partial.place)?;
         Ok(None)
     }
 
+    fn stage(&self, base: Version, parts: Parts, place: Place) -> Result<(), DataError> {
+        let (worker, session) = (self.worker, self.session);
+        let staged = Staged { worker, base, session, parts, _place: Some(place) };
+        self.shard.send(ShardInbox::Staged(staged)).map_err(|_| DataError::Stopped)
+    }
+
+    /// The worker has come to the meeting it was invited to.
+    fn share(&mut self) -> Result<(), DataError> {
+        let invited = self.meeting.take().zip(self.store.sharing.as_ref());
+        let (meeting, sharing) = invited.ok_or(SharingError::NotInvited)?;
+        self.shared = sharing.meet(&meeting, self.session)?;
+        Ok(())
+    }
+
+    /// A whole contribution is in the worker's memory: it is checked there, and stays there.
+    async fn push(&mut self, base: Version, segment: u32) -> Result<(), DataError> {
+        let shared = self.shared.as_ref().ok_or(SharingError::NotInvited)?;
+        let view = shared.view(segment)?;
+        let place = self.begin(base).await?;
+        check_mapped(&self.store, base, &view).await?;
+        self.store.traffic.shared(self.store.bytes());
+        self.stage(base, Parts::Mapped { view, share: 1.0 }, place)
+    }
+
     /// Waits for a place. Versions only go forward: what is pushed twice is counted once.
-    async fn begin(&mut self, base: Version) -> Result<Partial, DataError> {
+    async fn begin(&mut self, base: Version) -> Result<Place, DataError> {
         match self.last.replace(base) {
             Some(last) if base <= last => return Err(DataError::Backwards { got: base, last }),
             _ => {}
         }
-        let place =
-            Place { _turn: permit(&self.turn).await?, _room: permit(&self.store.room).await? };
-        Ok(Partial { base, parts: Vec::new(), place })
+        Ok(Place { _turn: permit(&self.turn).await?, _room: permit(&self.store.room).await? })
     }
 
-    async fn pull(&mut self, version: Version) -> Result<(), DataError> {
+    async fn pull(&mut self, version: Version, shared: bool) -> Result<(), DataError> {
         let mut published = self.store.published.subscribe();
         let ready = published
             .wait_for(|published| published.version >= version && published.blocks.is_some())
             .await
             .map_err(|_| DataError::Stopped)?
             .clone();
+        if let Some(segment) = ready.segment.filter(|_| shared && self.shared.is_some()) {
+            let frame = encode_control(&FromData::Published { version: ready.version, segment });
+            self.store.traffic.sent(frame.len());
+            self.store.traffic.fresh(ready.blocks.map_or(0, |blocks| blocks.len()));
+            self.store.traffic.shared(self.store.bytes());
+            return self.writer.raw(&frame).await.map_err(DataError::from);
+        }
         let first = self.store.layout.shard_blocks(self.store.index).start;
         for (block, values) in (first..).zip(ready.blocks.iter().flat_map(|b| b.iter())) {
             let values = values.values();
             let head = BlockHead { version: ready.version.0, block };
-            self.writer.block(head, values).await?;
+            // Before the worker has it, or its round might be over without these bytes.
             self.store.traffic.sent(values.header().frame_len());
+            self.store.traffic.fresh(1);
+            self.writer.block(head, values).await?;
         }
         Ok(self.writer.flush().await?)
     }
@@ -210,10 +267,30 @@ fn check_block(
     }
 }
 
-/// Checked while the values are still in the cache, and before anybody counts on them.
+/// What does not pass is found before anybody counts on it, as if it had been received; what is
+/// folded is looked at once more.
+async fn check_mapped(store: &Store, base: Version, view: &View) -> Result<(), DataError> {
+    let layout = &store.layout;
+    let mut tile = vec![0.0; TILE];
+    for block in layout.shard_blocks(store.index) {
+        let range = layout.block_range(block);
+        for at in range.clone().step_by(TILE) {
+            let tile = &mut tile[..TILE.min(range.end - at)];
+            view.read(at, tile);
+            check_finite(layout, WireType::F32, at, base, tile)?;
+        }
+        // Other connections have their turn, too.
+        tokio::task::yield_now().await;
+    }
+    Ok(())
+}
+
+/// Checked while the values, which begin at `at` of the flat vector and came as `wire`, are still in
+/// the cache, and before anybody counts on them.
 fn check_finite(
-    Store { layout, wire, .. }: &Store,
-    block: u32,
+    layout: &Layout,
+    wire: WireType,
+    at: usize,
     base: Version,
     values: &[f32],
 ) -> Result<(), DataError> {
@@ -224,7 +301,7 @@ fn check_finite(
         }
         _ => "",
     };
-    let flat = layout.block_range(block).start + index;
+    let flat = at + index;
     let (tensor, range) = layout
         .tensor_ranges()
         .find(|(_, range)| range.contains(&flat))

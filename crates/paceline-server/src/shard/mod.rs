@@ -6,13 +6,15 @@
 
 pub(crate) mod data;
 pub(crate) mod link;
+pub(crate) mod sharing;
 mod state;
 mod store;
 mod thread;
+mod tiles;
 mod traffic;
 
 pub(crate) use state::{ShardState, unfolded};
-pub(crate) use store::{Outgoing, Place, Staged, Store};
+pub(crate) use store::{Outgoing, Parts, Place, Staged, Store};
 pub(crate) use thread::{LocalShard, ShardInbox, spawn};
 
 use paceline_params::Block;

@@ -7,11 +7,15 @@ use std::{
 };
 
 use paceline_core::{BlockClose, Version, WorkerId};
-use paceline_params::{Block, ParamHash, Spares, Update, WireType, fold, narrow, norm_squared};
+use paceline_params::{Block, ParamHash, Spares, Update, WireType, narrow, norm_squared};
 use paceline_wire::message::{Apply, ShardSpec};
 use thiserror::Error;
 
-use super::{Outgoing, Staged};
+use super::{
+    Outgoing, Parts, Staged,
+    sharing::Mirror,
+    tiles::{FUSE, Source, Tiles},
+};
 
 /// The coordinator asked for what cannot be: the shard and it no longer agree.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -25,9 +29,6 @@ pub(crate) enum ShardError {
     #[error("update with {got} scales for {expected} closes")]
     WrongScales { got: usize, expected: usize },
 }
-
-/// How many contributions are folded in one pass over the sums.
-const FUSE: usize = 4;
 
 /// Accepted contributions that may wait in a staging memory for `staging` until there are more to
 /// fold in the same pass.
@@ -53,10 +54,18 @@ pub(crate) struct ShardState {
     folded: Vec<WorkerId>,
     closes: Vec<BlockClose>,
     fold_time: Duration,
+    tiles: Tiles,
+    /// Workers, by session, whose gradient was not finite any more when it was folded.
+    spoilers: Vec<(WorkerId, u64)>,
+    mirror: Option<Mirror>,
 }
 
 impl ShardState {
-    pub(crate) fn new(spec: ShardSpec, blocks: Vec<Block>) -> Result<Self, ShardError> {
+    pub(crate) fn new(
+        spec: ShardSpec,
+        blocks: Vec<Block>,
+        mirror: Option<Mirror>,
+    ) -> Result<Self, ShardError> {
         let range = spec.layout.shard_blocks(spec.index);
         let lengths: Vec<usize> = range.clone().map(|b| spec.layout.block_range(b).len()).collect();
         let got: Vec<usize> = blocks.iter().map(|block| block.values().len()).collect();
@@ -75,6 +84,9 @@ impl ShardState {
             folded: Vec::new(),
             closes: Vec::new(),
             fold_time: Duration::ZERO,
+            tiles: Tiles::default(),
+            spoilers: Vec::new(),
+            mirror,
             spec,
         };
         if state.spec.wire != WireType::F32 {
@@ -82,6 +94,21 @@ impl ShardState {
             (0..lengths.len()).for_each(|block| state.narrow(block));
         }
         Ok(state)
+    }
+
+    /// What is published next is to be in shared memory, too.
+    pub(crate) fn begin_mirror(&mut self) {
+        self.mirror.iter_mut().for_each(Mirror::begin);
+    }
+
+    /// Publishes in shared memory, if that was begun; returns the segment.
+    pub(crate) fn finish_mirror(&mut self, version: Version) -> Option<u32> {
+        self.mirror.as_mut()?.finish(version.0, &self.blocks)
+    }
+
+    /// Who changed a gradient for the worse after it was pushed. It counted nothing where it did.
+    pub(crate) fn take_spoilers(&mut self) -> Vec<(WorkerId, u64)> {
+        std::mem::take(&mut self.spoilers)
     }
 
     pub(crate) fn blocks(&self) -> &[Block] {
@@ -128,8 +155,12 @@ impl ShardState {
     ) -> Result<(), ShardError> {
         let staged = self.staged.remove(&(worker, base));
         let mut staged = staged.ok_or(ShardError::NotStaged { worker, base })?;
-        if share != 1.0 {
-            staged.parts.iter_mut().flat_map(|part| part.iter_mut()).for_each(|x| *x *= share);
+        match &mut staged.parts {
+            Parts::Received(parts) if share != 1.0 => {
+                parts.iter_mut().flat_map(|part| part.iter_mut()).for_each(|x| *x *= share);
+            }
+            Parts::Received(_) => {}
+            Parts::Mapped { share: counts, .. } => *counts = share,
         }
         self.accepted.push((worker, staged));
         Ok(())
@@ -151,12 +182,21 @@ impl ShardState {
     }
 
     fn fold_block<'a>(&mut self, block: usize, staged: impl Iterator<Item = &'a Staged>) {
-        let parts: Vec<&[f32]> = staged.map(|staged| &*staged.parts[block]).collect();
-        if !parts.is_empty() {
-            let began = Instant::now();
-            fold(&mut self.sums[block], std::mem::take(&mut self.fresh[block]), &parts);
-            self.fold_time += began.elapsed();
+        let staged: Vec<&Staged> = staged.collect();
+        if staged.is_empty() {
+            return;
         }
+        let began = Instant::now();
+        let at = self.spec.layout.block_range(self.first_block + block as u32).start;
+        let sources: Vec<Source<'_>> = staged.iter().map(|s| s.block(block, at)).collect();
+        let first = std::mem::take(&mut self.fresh[block]);
+        for spoilt in self.tiles.fold(&mut self.sums[block], first, &sources) {
+            let Staged { worker, session, .. } = *staged[spoilt];
+            if !self.spoilers.contains(&(worker, session)) {
+                self.spoilers.push((worker, session));
+            }
+        }
+        self.fold_time += began.elapsed();
     }
 
     /// Time spent on sums since this was last asked.
@@ -244,6 +284,9 @@ impl ShardState {
             let (optimizer, sum) = (&self.spec.optimizer, &self.sums[block]);
             self.blocks[block].apply(optimizer, update, sum, &self.spares);
             self.narrow(block);
+            if let Some(mirror) = &mut self.mirror {
+                mirror.write(block, self.blocks[block].values());
+            }
         }
     }
 
@@ -260,12 +303,23 @@ impl ShardState {
     }
 }
 
+impl Staged {
+    /// The values of the shard's block number `block`, which begins at `at` of the flat vector.
+    fn block(&self, block: usize, at: usize) -> Source<'_> {
+        match &self.parts {
+            Parts::Received(parts) => Source::Values(&parts[block]),
+            Parts::Mapped { view, share } => Source::Mapped { view, at, share: *share },
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{collections::BTreeSet, time::Duration};
 
     use paceline_core::Blocks;
     use paceline_params::{BufferPool, Layout, OptimizerSpec, TensorSpec};
+    use paceline_shm::{Segment, View};
 
     use super::*;
 
@@ -284,8 +338,9 @@ mod tests {
             staging: 9,
             fold_at_close,
             patience: Duration::ZERO,
+            sharers: None,
         };
-        ShardState::new(spec, blocks).unwrap()
+        ShardState::new(spec, blocks, None).unwrap()
     }
 
     fn staged(worker: u32, values: [f32; 6]) -> Staged {
@@ -299,7 +354,7 @@ mod tests {
             worker: WorkerId(worker),
             base: Version(0),
             session: 0,
-            parts: (0..3).map(part).collect(),
+            parts: Parts::Received((0..3).map(part).collect()),
             _place: None,
         }
     }
@@ -343,6 +398,25 @@ mod tests {
         shard.accept(WorkerId(1), Version(0), 0.5).unwrap();
         shard.close(vec![close(Blocks::All, &[0, 1])], Some(&update(&[1.0]))).unwrap();
         assert_eq!(values(&shard), [-2.0; 6]);
+    }
+
+    #[test]
+    fn a_contribution_in_shared_memory_folds_like_a_received_one_and_never_spoils_the_sum() {
+        let mut shard = shard(true);
+        let mut segment = Segment::new(6).unwrap();
+        segment.fill(2.0);
+        let view = Arc::new(View::of(&segment, 6).unwrap());
+        let parts = Parts::Mapped { view, share: 1.0 };
+        shard.stage(Staged { parts, session: 7, ..staged(0, [0.0; 6]) });
+        shard.stage(staged(1, [1.0; 6]));
+        shard.accept(WorkerId(0), Version(0), 0.5).unwrap();
+        shard.accept(WorkerId(1), Version(0), 1.0).unwrap();
+        // Its worker changes it after the check, in one block.
+        segment[5] = f32::INFINITY;
+        shard.close(vec![close(Blocks::All, &[0, 1])], Some(&update(&[1.0]))).unwrap();
+        assert_eq!(values(&shard), [-2.0, -2.0, -2.0, -2.0, -1.0, -1.0]);
+        assert_eq!(shard.take_spoilers(), [(WorkerId(0), 7)]);
+        assert_eq!(shard.take_spoilers(), []);
     }
 
     #[test]

@@ -9,10 +9,11 @@ use std::{
 
 use paceline_core::{Version, WorkerId};
 use paceline_params::{BufferPool, Half, Layout, Lease, WireType};
+use paceline_shm::View;
 use paceline_wire::{frame::Values, message::ShardSpec};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
-use super::traffic::Traffic;
+use super::{sharing::Sharing, traffic::Traffic};
 
 /// A whole contribution to one shard, checked, not yet folded.
 #[derive(Debug)]
@@ -21,10 +22,22 @@ pub(crate) struct Staged {
     pub(crate) base: Version,
     /// Which incarnation of the worker it is from.
     pub(crate) session: u64,
-    /// One buffer for each of the shard's blocks.
-    pub(crate) parts: Vec<Lease>,
+    pub(crate) parts: Parts,
     /// Its place, held until it is dropped; none in tests of the arithmetic.
     pub(crate) _place: Option<Place>,
+}
+
+/// Where a contribution's values are.
+#[derive(Debug)]
+pub(crate) enum Parts {
+    /// Here, one buffer for each of the shard's blocks.
+    Received(Vec<Lease>),
+    /// In memory of its worker, which may change it. Checked or not, it is never trusted.
+    Mapped {
+        view: Arc<View>,
+        /// What of it counts.
+        share: f32,
+    },
 }
 
 /// A contribution's place in the bounded staging memory, and its worker's turn: a worker has one
@@ -40,6 +53,8 @@ pub(crate) struct Place {
 pub(crate) struct Published {
     pub(crate) version: Version,
     pub(crate) blocks: Option<Arc<[Outgoing]>>,
+    /// The shared segment that holds it, too, if one does.
+    pub(crate) segment: Option<u32>,
 }
 
 /// A block of parameters, as workers are sent it.
@@ -71,6 +86,8 @@ pub(crate) struct Store {
     pub(crate) traffic: Traffic,
     /// How long a peer may be silent where it must speak, or deaf where it must listen.
     pub(crate) patience: Duration,
+    /// What workers of this host share with the shard, if they may.
+    pub(crate) sharing: Option<Arc<Sharing>>,
     sessions: Mutex<BTreeMap<WorkerId, Session>>,
     sessions_changed: Notify,
 }
@@ -84,7 +101,7 @@ struct Session {
 }
 
 impl Store {
-    pub(crate) fn new(spec: &ShardSpec) -> Self {
+    pub(crate) fn new(spec: &ShardSpec, sharing: Option<Arc<Sharing>>) -> Self {
         // The last block may be shorter; a buffer lent for it need not be.
         let blocks = spec.layout.shard_blocks(spec.index).len();
         let bytes = blocks * spec.layout.block_elems() * size_of::<f32>();
@@ -98,9 +115,15 @@ impl Store {
             published: watch::Sender::new(Published::default()),
             traffic: Traffic::default(),
             patience: spec.patience,
+            sharing,
             sessions: Mutex::default(),
             sessions_changed: Notify::new(),
         }
+    }
+
+    /// Of the shard's part of the parameters, in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.layout.shard_range(self.index).len() * size_of::<f32>()
     }
 
     pub(crate) fn admit(&self, worker: WorkerId, session: u64) {

@@ -6,12 +6,13 @@ use std::{
     thread,
 };
 
-use paceline_core::{ShardCounts, Version};
+use paceline_core::{LeaveReason, ShardCounts, Version};
 use paceline_params::Block;
 use paceline_wire::message::{Apply, FromShard, ShardSpec, ToShard};
 
 use super::{
-    ShardCommand, ShardReport, ShardState, Staged, Store, state::ShardError, store::Published,
+    ShardCommand, ShardReport, ShardState, Staged, Store, sharing::Sharing, state::ShardError,
+    store::Published,
 };
 
 /// What a shard's thread is handed.
@@ -31,10 +32,11 @@ pub(crate) fn spawn(
     blocks: Vec<Block>,
     report: impl Fn(Result<ShardReport, String>) + Send + 'static,
 ) -> Result<LocalShard, String> {
-    let store = Arc::new(Store::new(&spec));
+    let (sharing, mirror) = Sharing::open(&spec).unzip();
+    let store = Arc::new(Store::new(&spec, sharing));
     let name = format!("shard {}", spec.index);
     let version = spec.version;
-    let state = ShardState::new(spec, blocks).map_err(|error| error.to_string())?;
+    let state = ShardState::new(spec, blocks, mirror).map_err(|error| error.to_string())?;
     let (sender, inbox) = mpsc::channel();
     let report = Box::new(report);
     let shard =
@@ -70,6 +72,8 @@ impl ShardThread {
         version: Version,
         inbox: &mpsc::Receiver<ShardInbox>,
     ) -> Result<(), ShardError> {
+        // Whoever shares memory finds the first version there, too.
+        self.state.begin_mirror();
         self.publish(version);
         self.say(FromShard::Ready);
         let mut waiting = Vec::new();
@@ -84,8 +88,17 @@ impl ShardThread {
                 }
             }
             self.state.fold_accepted();
+            self.tell_spoilers();
         }
         Ok(())
+    }
+
+    fn tell_spoilers(&mut self) {
+        for (worker, session) in self.state.take_spoilers() {
+            let why = "changed its gradient after pushing it, to values that are not finite";
+            let why = LeaveReason::Misbehaved(why.to_owned());
+            self.say(FromShard::Gone { worker, session, why });
+        }
     }
 
     /// Returns whether to go on.
@@ -139,9 +152,12 @@ impl ShardThread {
 
     /// Nobody is owed the old version any more: taking it down first lets the update run in place,
     /// except in blocks that somebody is still reading.
-    fn take_down(&self, apply: &Apply) {
-        let making = Published { version: apply.version, blocks: None };
+    fn take_down(&mut self, apply: &Apply) {
+        let making = Published { version: apply.version, blocks: None, segment: None };
         self.store.published.send_replace(making);
+        if self.store.sharing.as_ref().is_some_and(|sharing| sharing.is_used()) {
+            self.state.begin_mirror();
+        }
     }
 
     fn put_up(&mut self, apply: &Apply) {
@@ -160,9 +176,10 @@ impl ShardThread {
         }
     }
 
-    fn publish(&self, version: Version) {
+    fn publish(&mut self, version: Version) {
+        let segment = self.state.finish_mirror(version);
         let blocks = Some(self.state.outgoing());
-        self.store.published.send_replace(Published { version, blocks });
+        self.store.published.send_replace(Published { version, blocks, segment });
     }
 
     fn say(&self, message: FromShard) {
@@ -189,6 +206,7 @@ mod tests {
             staging: 1,
             fold_at_close: true,
             patience: Duration::ZERO,
+            sharers: None,
         }
     }
 

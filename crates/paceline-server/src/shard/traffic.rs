@@ -10,6 +10,7 @@ use paceline_core::ShardCounts;
 pub(crate) struct Traffic {
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
+    bytes_shared: AtomicU64,
     frames_in: AtomicU64,
     frames_out: AtomicU64,
     blocks_fresh: AtomicU64,
@@ -22,11 +23,20 @@ impl Traffic {
         self.bytes_in.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// A block of parameters went out.
+    /// A frame goes out.
     pub(crate) fn sent(&self, bytes: usize) {
         self.frames_out.fetch_add(1, Relaxed);
         self.bytes_out.fetch_add(bytes as u64, Relaxed);
-        self.blocks_fresh.fetch_add(1, Relaxed);
+    }
+
+    /// A worker gets so many blocks of parameters.
+    pub(crate) fn fresh(&self, blocks: usize) {
+        self.blocks_fresh.fetch_add(blocks as u64, Relaxed);
+    }
+
+    /// A gradient, or parameters, are read from shared memory.
+    pub(crate) fn shared(&self, bytes: usize) {
+        self.bytes_shared.fetch_add(bytes as u64, Relaxed);
     }
 
     /// What was counted, which begins anew.
@@ -34,6 +44,7 @@ impl Traffic {
         ShardCounts {
             bytes_in: self.bytes_in.swap(0, Relaxed),
             bytes_out: self.bytes_out.swap(0, Relaxed),
+            bytes_shared: self.bytes_shared.swap(0, Relaxed),
             frames_in: self.frames_in.swap(0, Relaxed),
             frames_out: self.frames_out.swap(0, Relaxed),
             blocks_fresh: self.blocks_fresh.swap(0, Relaxed),

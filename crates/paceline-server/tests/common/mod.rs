@@ -19,7 +19,7 @@ use paceline_params::{
 use paceline_server::{
     Evaluator, Limits, Outcome, Placement, ServerConfig, ServerError, Start, serve,
 };
-use paceline_wire::{Tcp, message::Job};
+use paceline_wire::{Tcp, Transport, message::Job};
 use paceline_worker::{Compute, SlownessSpec, Tally, WorkerConfig, WorkerError};
 use tokio::sync::oneshot;
 
@@ -66,6 +66,7 @@ pub fn config(workers: usize) -> ServerConfig {
         heartbeat: Duration::from_millis(100),
         liveness: Duration::from_secs(5),
         token: None,
+        transport: Transport::Auto,
     }
 }
 
@@ -164,6 +165,7 @@ impl Server {
             wish: Some(wish),
             name: format!("test worker {wish}"),
             slowness: slowness.parse::<SlownessSpec>().unwrap(),
+            transport: Transport::Auto,
         };
         thread::spawn(move || {
             paceline_worker::run(&config, &Tcp, |job: &Job| Ok((compute(), job.samples)))

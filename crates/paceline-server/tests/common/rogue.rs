@@ -10,7 +10,7 @@ use paceline_params::WireType;
 use paceline_wire::{
     BlockingReader,
     frame::{BlockHead, encode_control, preamble},
-    message::{FromWorker, Hello, Job, Reply, Role, ToData, ToWorker},
+    message::{FromWorker, Hello, Invitation, Job, Reply, Role, ToData, ToWorker},
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -88,6 +88,8 @@ impl Line {
 pub struct Rogue {
     pub control: Line,
     pub data: Vec<Line>,
+    /// To share memory, one from each shard.
+    pub invitations: Vec<Option<Invitation>>,
     pub job: Job,
 }
 
@@ -100,15 +102,16 @@ impl Rogue {
         let role = Role::Worker { wish: Some(ROGUE), name: "rogue".to_owned() };
         let mut control = Line::hello(address, "", role);
         let Reply::Welcome(job) = control.hear::<Reply<Job>>() else { panic!("not let in") };
-        let data = (0..job.layout.shards()).map(|shard| Self::connect(address, &job, shard));
-        Rogue { control, data: data.collect(), job }
+        let shards = 0..job.layout.shards();
+        let (data, invitations) = shards.map(|shard| Self::connect(address, &job, shard)).unzip();
+        Rogue { control, data, invitations, job }
     }
 
-    fn connect(address: SocketAddr, job: &Job, shard: u32) -> Line {
+    fn connect(address: SocketAddr, job: &Job, shard: u32) -> (Line, Option<Invitation>) {
         let role = Role::Data { worker: job.worker, session: job.session, shard };
         let mut line = Line::hello(address, "", role);
-        assert_eq!(line.hear::<Reply<()>>(), Reply::Welcome(()));
-        line
+        let Reply::Welcome(invitation) = line.hear() else { panic!("not let in") };
+        (line, invitation)
     }
 
     /// Says that it is ready and waits for work: the version, and how many samples.
@@ -129,7 +132,7 @@ impl Rogue {
     pub fn pull(&mut self, version: Version) -> Vec<f32> {
         let mut params = vec![0.0; self.job.layout.total()];
         for (shard, line) in (0..).zip(&mut self.data) {
-            line.say(&ToData::Pull { version });
+            line.say(&ToData::Pull { version, shared: false });
             let mut reader = BlockingReader::new(&line.stream);
             for block in self.job.layout.shard_blocks(shard) {
                 reader.header().unwrap();

@@ -1,0 +1,282 @@
+//! Memory that a shard shares with the workers of its host.
+//!
+//! A shard publishes in segments of its own, which all of them read; each of them computes in
+//! segments of its own, which the shard folds from. Who reads trusts nothing but the seals.
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use paceline_params::Block;
+use paceline_shm::{Meeting, Segment, View, ViewError, check_room};
+use paceline_wire::message::{SEGMENTS, ShardSpec};
+use thiserror::Error;
+
+/// Segments that a shard publishes in by turns: while a version is written, the one before it is
+/// read.
+const PUBLISHED: usize = 2;
+
+/// Leaves sharing out where this host gives less to it than these shards and their workers need.
+pub(crate) fn settle(specs: &mut [ShardSpec]) {
+    let needed = |spec: &ShardSpec| {
+        let values = spec.layout.shard_range(spec.index).len() * size_of::<f32>();
+        let segments = spec.sharers.map(|n| PUBLISHED as u64 + u64::from(n) * u64::from(SEGMENTS));
+        segments.map_or(0, |segments| segments.saturating_mul(values as u64))
+    };
+    let wanted = specs.iter().map(needed).fold(0, u64::saturating_add);
+    if wanted > 0
+        && let Err(error) = check_room(wanted)
+    {
+        tracing::warn!(
+            "workers on this host go by TCP, not by shared memory: {error}; give it more (for a \
+             container, --shm-size), or say --transport tcp"
+        );
+        specs.iter_mut().for_each(|spec| spec.sharers = None);
+    }
+}
+
+/// Why a worker that says it shares memory does not.
+#[derive(Debug, Error)]
+pub(crate) enum SharingError {
+    #[error("it shares memory though it was not invited to")]
+    NotInvited,
+    #[error("it did not come to where memory is shared: {0}")]
+    NotThere(std::io::Error),
+    #[error("it shares {0} segments, not {SEGMENTS}")]
+    WrongCount(usize),
+    #[error("its segment {index} cannot be used: {error}")]
+    Unusable { index: usize, error: ViewError },
+    #[error("a gradient in segment {0}, which it does not share")]
+    NoSegment(u32),
+}
+
+/// What a shard's data connections need to share memory.
+#[derive(Debug)]
+pub(crate) struct Sharing {
+    /// What the shard publishes in.
+    files: Vec<OwnedFd>,
+    /// Values in a worker's segment.
+    elements: usize,
+    sharers: AtomicUsize,
+}
+
+impl Sharing {
+    /// Makes what the shard publishes in, if sharing is wanted and possible.
+    pub(crate) fn open(spec: &ShardSpec) -> Option<(Arc<Sharing>, Mirror)> {
+        spec.sharers?;
+        let make = || {
+            let segments: Vec<Segment> = (0..PUBLISHED)
+                .map(|_| Segment::new(spec.layout.shard_range(spec.index).len()))
+                .collect::<Result<_, _>>()?;
+            let files = segments.iter().map(|segment| segment.as_fd().try_clone_to_owned());
+            let files = files.collect::<Result<_, _>>()?;
+            Ok::<_, std::io::Error>((files, segments))
+        };
+        match make() {
+            Ok((files, segments)) => {
+                let elements = spec.layout.total();
+                let sharing = Sharing { files, elements, sharers: AtomicUsize::new(0) };
+                Some((Arc::new(sharing), Mirror::new(segments, spec)))
+            }
+            Err(error) => {
+                let shard = spec.index;
+                tracing::warn!(
+                    "failed to make shared memory, so shard {shard} goes by TCP: {error}"
+                );
+                None
+            }
+        }
+    }
+
+    /// Invites a worker that calls from this host. That it calls from here is a first look: to come
+    /// to the meeting is the proof.
+    pub(crate) fn invite(&self, peer: &str) -> Option<Meeting> {
+        let address: SocketAddr = peer.parse().ok()?;
+        let is_here = UdpSocket::bind((address.ip().to_canonical(), 0)).is_ok();
+        let meeting = is_here.then(|| Meeting::open(rand::random()))?;
+        meeting.inspect_err(|error| tracing::warn!("failed to invite {peer}: {error}")).ok()
+    }
+
+    /// The worker has come: maps what it brought, gives it what the shard publishes in. `None`
+    /// where that fails for no fault of the worker's, which then goes by TCP.
+    pub(crate) fn meet(
+        self: &Arc<Self>,
+        meeting: &Meeting,
+        session: u64,
+    ) -> Result<Option<Shared>, SharingError> {
+        let guest = meeting.guest(session).map_err(SharingError::NotThere)?;
+        let count = guest.files().len();
+        if count != SEGMENTS as usize {
+            return Err(SharingError::WrongCount(count));
+        }
+        let mut views = Vec::with_capacity(count);
+        for (index, file) in guest.files().iter().enumerate() {
+            match View::of(file, self.elements) {
+                Ok(view) => views.push(Arc::new(view)),
+                Err(ViewError::Map(error)) => {
+                    tracing::warn!("failed to map a worker's memory, so it goes by TCP: {error}");
+                    return Ok(None);
+                }
+                Err(error) => return Err(SharingError::Unusable { index, error }),
+            }
+        }
+        if let Err(error) = guest.give(&self.files) {
+            tracing::debug!("failed to share memory with a worker: {error}");
+            return Ok(None);
+        }
+        self.sharers.fetch_add(1, Ordering::Relaxed);
+        Ok(Some(Shared { views, sharing: Arc::clone(self) }))
+    }
+
+    /// Whether anybody would read what is published in shared memory.
+    pub(crate) fn is_used(&self) -> bool {
+        self.sharers.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// What a worker shares, for as long as it is connected.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    views: Vec<Arc<View>>,
+    sharing: Arc<Sharing>,
+}
+
+impl Shared {
+    /// The segment that it says a gradient is in.
+    pub(crate) fn view(&self, segment: u32) -> Result<Arc<View>, SharingError> {
+        let view = self.views.get(segment as usize).cloned();
+        view.ok_or(SharingError::NoSegment(segment))
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.sharing.sharers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The published parameters once more, where workers of this host read them.
+#[derive(Debug)]
+pub(crate) struct Mirror {
+    segments: Vec<Segment>,
+    /// Where each block's values begin.
+    starts: Vec<usize>,
+    /// The one that is written next, or now.
+    next: usize,
+    /// Which blocks are written already, while a version is.
+    written: Option<Vec<bool>>,
+}
+
+impl Mirror {
+    fn new(segments: Vec<Segment>, spec: &ShardSpec) -> Self {
+        let first = spec.layout.shard_range(spec.index).start;
+        let blocks = spec.layout.shard_blocks(spec.index);
+        let starts = blocks.map(|block| spec.layout.block_range(block).start - first).collect();
+        Mirror { segments, starts, next: 0, written: None }
+    }
+
+    /// A version is being made. What was two versions ago is there no more.
+    pub(crate) fn begin(&mut self) {
+        self.segments[self.next].withdraw();
+        self.written = Some(vec![false; self.starts.len()]);
+    }
+
+    /// A block of it is made.
+    pub(crate) fn write(&mut self, block: usize, values: &[f32]) {
+        let Some(written) = &mut self.written else { return };
+        written[block] = true;
+        let start = self.starts[block];
+        self.segments[self.next][start..start + values.len()].copy_from_slice(values);
+    }
+
+    /// It is made, if it was begun; blocks that did not change are written, too. Returns the segment
+    /// that holds it.
+    pub(crate) fn finish(&mut self, version: u64, blocks: &[Block]) -> Option<u32> {
+        let written = self.written.clone()?;
+        for (block, _) in written.iter().enumerate().filter(|(_, written)| !**written) {
+            self.write(block, blocks[block].values());
+        }
+        self.written = None;
+        self.segments[self.next].publish(version);
+        let holds = self.next;
+        self.next = (self.next + 1) % self.segments.len();
+        Some(holds as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use paceline_core::Version;
+    use paceline_params::{Layout, OptimizerSpec, TensorSpec, WireType};
+
+    use super::*;
+
+    fn spec(sharers: Option<u32>) -> ShardSpec {
+        ShardSpec {
+            index: 1,
+            layout: Layout::new(vec![TensorSpec::new("w", [10])], 2, 2).unwrap(),
+            optimizer: OptimizerSpec::SGD,
+            wire: WireType::F32,
+            version: Version(0),
+            staging: 1,
+            fold_at_close: true,
+            patience: Duration::ZERO,
+            sharers,
+        }
+    }
+
+    #[test]
+    fn a_mirror_holds_every_block_of_the_last_two_versions() {
+        let spec = spec(Some(1));
+        let (sharing, mut mirror) = Sharing::open(&spec).unwrap();
+        let len = spec.layout.shard_range(1).len();
+        let views: Vec<View> =
+            sharing.files.iter().map(|file| View::of(file, len).unwrap()).collect();
+        let mut blocks: Vec<Block> = spec
+            .layout
+            .shard_blocks(1)
+            .map(|block| {
+                Block::new(vec![0.0; spec.layout.block_range(block).len()], &spec.optimizer)
+            })
+            .collect();
+        assert_eq!(mirror.finish(3, &blocks), None, "nobody began");
+        for version in 4..8u64 {
+            mirror.begin();
+            blocks[0] = Block::new(vec![version as f32; 2], &spec.optimizer);
+            mirror.write(0, blocks[0].values());
+            let segment = mirror.finish(version, &blocks).unwrap() as usize;
+            let mut copy = vec![9.0; len];
+            assert!(views[segment].read_version(version, &mut copy));
+            assert_eq!(copy[..2], [version as f32; 2]);
+            assert!(copy[2..].iter().all(|&x| x == 0.0), "untouched blocks are there, too");
+            assert_eq!(views[1 - segment].read_version(version - 1, &mut copy), version > 4);
+        }
+    }
+
+    #[test]
+    fn only_callers_of_this_host_are_invited() {
+        let (sharing, _) = Sharing::open(&spec(Some(1))).unwrap();
+        assert!(sharing.invite("127.0.0.1:9").is_some());
+        assert!(sharing.invite("[::ffff:127.0.0.1]:9").is_some());
+        assert!(sharing.invite("192.0.2.1:9").is_none(), "an address of nobody's");
+        assert!(sharing.invite("somebody").is_none());
+        assert!(Sharing::open(&spec(None)).is_none());
+    }
+
+    #[test]
+    fn too_little_room_means_tcp() {
+        let mut specs = [spec(Some(1)), spec(Some(u32::MAX))];
+        specs[1].layout = Layout::new(vec![TensorSpec::new("w", [1 << 40])], 1 << 20, 2).unwrap();
+        settle(&mut specs[..1]);
+        assert_eq!(specs[0].sharers, Some(1));
+        settle(&mut specs);
+        assert_eq!([specs[0].sharers, specs[1].sharers], [None, None]);
+    }
+}

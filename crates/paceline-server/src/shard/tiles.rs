@@ -1,0 +1,126 @@
+//! Folding contributions from where they are, memory of other processes included.
+
+use paceline_params::{all_finite, fold};
+use paceline_shm::View;
+
+/// Values of a source that are copied at a time: they stay in the cache until they are folded.
+pub(crate) const TILE: usize = 16_384;
+
+/// How many contributions are folded in one pass over the sums.
+pub(crate) const FUSE: usize = 4;
+
+/// One block of a contribution.
+pub(crate) enum Source<'a> {
+    Values(&'a [f32]),
+    /// In its worker's memory from `at` on; `share` of it counts.
+    Mapped {
+        view: &'a View,
+        at: usize,
+        share: f32,
+    },
+}
+
+/// Room for a tile of each source.
+#[derive(Debug, Default)]
+pub(crate) struct Tiles {
+    hot: Vec<f32>,
+}
+
+impl Tiles {
+    /// Adds the sources to `sum` as [`fold`] does, bit for bit. Values that another process may
+    /// change are looked at once more, in the copy that is folded: tiles that are not finite, which
+    /// they were when they were staged, count nothing. Returns which sources had any.
+    pub(crate) fn fold(
+        &mut self,
+        sum: &mut [f32],
+        first: bool,
+        sources: &[Source<'_>],
+    ) -> Vec<usize> {
+        self.hot.resize(FUSE * TILE, 0.0);
+        let mut spoilt = Vec::new();
+        for start in (0..sum.len()).step_by(TILE) {
+            let end = (start + TILE).min(sum.len());
+            for (i, group) in sources.chunks(FUSE).enumerate() {
+                let mut tiles: [&[f32]; FUSE] = [&[]; FUSE];
+                for (j, (source, hot)) in group.iter().zip(self.hot.chunks_mut(TILE)).enumerate() {
+                    let hot = &mut hot[..end - start];
+                    tiles[j] = match source {
+                        Source::Values(values) => &values[start..end],
+                        Source::Mapped { view, at, share } => {
+                            view.read(at + start, hot);
+                            if !settle(hot, *share) {
+                                spoilt.push(i * FUSE + j);
+                            }
+                            hot
+                        }
+                    };
+                }
+                fold(&mut sum[start..end], first && i == 0, &tiles[..group.len()]);
+            }
+        }
+        spoilt
+    }
+}
+
+/// Takes the share that counts; of what is not finite, nothing, and false.
+fn settle(values: &mut [f32], share: f32) -> bool {
+    let finite = all_finite(values).is_ok();
+    if !finite {
+        values.fill(0.0);
+    } else if share != 1.0 {
+        values.iter_mut().for_each(|x| *x *= share);
+    }
+    finite
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_shm::Segment;
+
+    use super::*;
+
+    fn noise(seed: u32, len: usize) -> Vec<f32> {
+        let value = |i: usize| ((i as f32 + 0.3) * (seed as f32 + 1.7)).sin();
+        (0..len).map(value).collect()
+    }
+
+    fn shared(values: &[f32]) -> (Segment, View) {
+        let mut segment = Segment::new(values.len()).unwrap();
+        segment.copy_from_slice(values);
+        let view = View::of(&segment, values.len()).unwrap();
+        (segment, view)
+    }
+
+    #[test]
+    fn mapped_and_received_contributions_fold_to_the_same_bits() {
+        let len = 2 * TILE + 77;
+        let all: Vec<Vec<f32>> = (0..7).map(|k| noise(k, len)).collect();
+        let mapped: Vec<_> = all.iter().map(|values| shared(values)).collect();
+        for first in [false, true] {
+            let (mut expected, mut sum) = (noise(99, len), noise(99, len));
+            let mut values: Vec<_> = all.clone();
+            values[5].iter_mut().for_each(|x| *x *= 0.25);
+            let values: Vec<&[f32]> = values.iter().map(Vec::as_slice).collect();
+            fold(&mut expected, first, &values);
+            let mut sources: Vec<Source<'_>> =
+                mapped.iter().map(|(_, view)| Source::Mapped { view, at: 0, share: 1.0 }).collect();
+            sources[2] = Source::Values(&all[2]);
+            sources[5] = Source::Mapped { view: &mapped[5].1, at: 0, share: 0.25 };
+            assert!(Tiles::default().fold(&mut sum, first, &sources).is_empty());
+            assert!(sum.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()));
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_never_enters_a_sum() {
+        let (mut spoilt, good) = (noise(1, 2 * TILE), noise(2, 2 * TILE));
+        spoilt[TILE + 5] = f32::NAN;
+        let (_a, bad) = shared(&spoilt);
+        let (_b, fine) = shared(&good);
+        let sources = [&bad, &fine].map(|view| Source::Mapped { view, at: 0, share: 1.0 });
+        let mut sum = vec![0.0; 2 * TILE];
+        assert_eq!(Tiles::default().fold(&mut sum, true, &sources), [0]);
+        assert!(sum.iter().all(|x| x.is_finite()));
+        assert_eq!(sum[TILE..], good[TILE..]);
+    }
+}

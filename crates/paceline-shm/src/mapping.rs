@@ -1,0 +1,126 @@
+//! The one place where memory is mapped, and where what other processes write is read.
+#![expect(unsafe_code, reason = "mapping memory, and reading it where another process may write")]
+
+use std::{io, os::fd::BorrowedFd, ptr::NonNull, sync::atomic::AtomicU64};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// Bytes before the values, a page: the values stay aligned to pages.
+const HEAD: usize = 4096;
+
+/// Bytes of the file that holds `elements` values.
+pub(crate) fn file_bytes(elements: usize) -> io::Result<usize> {
+    let bytes = elements.checked_mul(size_of::<f32>()).and_then(|bytes| bytes.checked_add(HEAD));
+    bytes.filter(|&bytes| bytes <= isize::MAX as usize).ok_or(io::ErrorKind::OutOfMemory.into())
+}
+
+/// A mapped file of `elements` values behind a head, for reading alone.
+///
+/// The file must never become shorter than [`file_bytes`], or lose pages: its users see to that, by
+/// its seals.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    elements: usize,
+}
+
+// SAFETY: a mapping belongs to the process and not to a thread, and what is read through a shared
+// `Mapping` is either atomic or copied without a reference to it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub(crate) fn read_only(fd: BorrowedFd<'_>, elements: usize) -> io::Result<Self> {
+        Self::map(fd, elements, ProtFlags::READ, MapFlags::SHARED)
+    }
+
+    fn map(
+        fd: BorrowedFd<'_>,
+        elements: usize,
+        how: ProtFlags,
+        flags: MapFlags,
+    ) -> io::Result<Self> {
+        let bytes = file_bytes(elements)?;
+        // SAFETY: the kernel chooses the place, so nothing that is in use is mapped over.
+        let start = unsafe { mmap(std::ptr::null_mut(), bytes, how, flags, fd, 0) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { start, elements })
+    }
+
+    pub(crate) fn elements(&self) -> usize {
+        self.elements
+    }
+
+    /// The number in the head.
+    pub(crate) fn stamp(&self) -> &AtomicU64 {
+        // SAFETY: the head is mapped for as long as `self`, a page is aligned for any integer, and
+        // memory that another process may write is read by atomic operations alone. Of a mapping
+        // for reading alone the crate only ever loads it.
+        unsafe { AtomicU64::from_ptr(self.start.as_ptr().cast()) }
+    }
+
+    /// Copies the values from `at` on. Another process may be writing them: each is then an old one,
+    /// a new one or a mixture, and so any `f32`.
+    ///
+    /// # Panics
+    /// If `values` reaches past the end.
+    pub(crate) fn copy(&self, at: usize, values: &mut [f32]) {
+        let end = at.checked_add(values.len());
+        assert!(end.is_some_and(|end| end <= self.elements), "a copy from past a segment's end");
+        // SAFETY: the source lies inside the mapping, as was just checked; the file never gets
+        // shorter, so that it can be read; any bits are an `f32`; `values` is borrowed mutably and
+        // so lies elsewhere. No reference to the source exists, so nothing is assumed of its values.
+        // A write at the same time is beyond what the language defines; by what the machine does,
+        // which is to copy bytes, the copy's values are then arbitrary, and nothing else.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.values().add(at), values.as_mut_ptr(), values.len());
+        }
+    }
+
+    fn values(&self) -> *mut f32 {
+        // SAFETY: the file has a head before its values, and so has the mapping.
+        unsafe { self.start.as_ptr().add(HEAD) }.cast()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let bytes = file_bytes(self.elements).expect("it was mapped with that length");
+        // SAFETY: it was mapped at this place with this length, and no reference into it outlives
+        // `self`.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), bytes) };
+        debug_assert!(unmapped.is_ok(), "unmapping what is mapped does not fail");
+    }
+}
+
+/// The one mapping of a file through which it can be written.
+#[derive(Debug)]
+pub(crate) struct OwnMapping(Mapping);
+
+impl OwnMapping {
+    /// Maps the file, with all its pages in place.
+    ///
+    /// # Safety
+    /// Until this mapping is gone nobody writes to the file by another way.
+    pub(crate) unsafe fn new(fd: BorrowedFd<'_>, elements: usize) -> io::Result<Self> {
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        Mapping::map(fd, elements, ProtFlags::READ | ProtFlags::WRITE, flags).map(OwnMapping)
+    }
+
+    pub(crate) fn stamp(&self) -> &AtomicU64 {
+        self.0.stamp()
+    }
+
+    pub(crate) fn values(&self) -> &[f32] {
+        // SAFETY: the values are mapped, aligned (to a page) and initialised (any bits are an `f32`)
+        // for as long as `self`; only this mapping can write them, as was promised to `new`, and
+        // that takes `&mut self`. That others read them changes nothing.
+        unsafe { std::slice::from_raw_parts(self.0.values(), self.0.elements) }
+    }
+
+    pub(crate) fn values_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as for `values`, and `self` is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.0.values(), self.0.elements) }
+    }
+}

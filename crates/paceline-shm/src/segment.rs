@@ -1,0 +1,184 @@
+//! A vector of values in memory that other processes can read.
+#![expect(unsafe_code, reason = "promises to a mapping that nobody else writes")]
+
+use std::{
+    io,
+    ops::{Deref, DerefMut},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::atomic::{Ordering, fence},
+};
+
+use rustix::{
+    fs::{
+        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+    },
+    io::Errno,
+};
+
+use crate::mapping::{OwnMapping, file_bytes};
+
+/// What is said of a segment while its values change.
+pub(crate) const WITHDRAWN: u64 = 0;
+
+/// Values that this process alone writes and that others may read, as soon as they have its file.
+#[derive(Debug)]
+pub struct Segment {
+    mapping: OwnMapping,
+    file: OwnedFd,
+}
+
+impl Segment {
+    /// So many zeros. The memory is taken at once: where there is not enough, this is where it
+    /// shows.
+    pub fn new(elements: usize) -> io::Result<Self> {
+        let file = memory_file()?;
+        let bytes = file_bytes(elements)? as u64;
+        ftruncate(&file, bytes)?;
+        fallocate(&file, FallocateFlags::empty(), 0, bytes)?;
+        // SAFETY: nobody else has the file before it is sealed, and sealed it is before it leaves
+        // this function: then the mapping made here is the only one that can write, and the file
+        // cannot be written to or made shorter by any other way. Should a seal fail, file and
+        // mapping go at once.
+        let mapping = unsafe { OwnMapping::new(file.as_fd(), elements)? };
+        let lengths = SealFlags::SHRINK | SealFlags::GROW;
+        fcntl_add_seals(&file, lengths | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
+        Ok(Segment { mapping, file })
+    }
+
+    /// Says that the values are about to change: who copies them now will know.
+    pub fn withdraw(&mut self) {
+        self.mapping.stamp().store(WITHDRAWN, Ordering::Relaxed);
+        // What is written from here on is not seen before that.
+        fence(Ordering::Release);
+    }
+
+    /// Says that the values are those of `version`, whole. The highest number there is stands for
+    /// none: what is published as that stays withdrawn.
+    pub fn publish(&mut self, version: u64) {
+        self.mapping.stamp().store(stamp(version), Ordering::Release);
+    }
+}
+
+/// Kernels from 6.3 on want it said that nobody means to execute it; older ones do not know how.
+fn memory_file() -> rustix::io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match memfd_create("paceline", flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => memfd_create("paceline", flags),
+        made => made,
+    }
+}
+
+/// How the head says that a segment holds `version`.
+pub(crate) fn stamp(version: u64) -> u64 {
+    version.wrapping_add(1)
+}
+
+impl Deref for Segment {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        self.mapping.values()
+    }
+}
+
+impl DerefMut for Segment {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        self.mapping.values_mut()
+    }
+}
+
+/// The file, to be handed to those who may read it.
+impl AsFd for Segment {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU16;
+
+    use super::*;
+    use crate::View;
+
+    #[test]
+    fn what_is_written_is_read_elsewhere() {
+        let mut segment = Segment::new(5000).unwrap();
+        let view = View::of(&segment, 5000).unwrap();
+        segment.iter_mut().zip(0u16..).for_each(|(x, i)| *x = f32::from(i));
+        let mut copy = [0.0; 3];
+        view.read(4997, &mut copy);
+        assert_eq!(copy, [4997.0, 4998.0, 4999.0]);
+    }
+
+    #[test]
+    fn a_version_is_read_whole_or_not_at_all() {
+        let mut segment = Segment::new(4).unwrap();
+        let view = View::of(&segment, 4).unwrap();
+        let mut copy = [0.0; 4];
+        assert!(!view.read_version(0, &mut copy), "nothing is published yet");
+        segment.fill(1.0);
+        segment.publish(0);
+        assert!(view.read_version(0, &mut copy));
+        assert_eq!(copy, [1.0; 4]);
+        segment.withdraw();
+        segment.fill(2.0);
+        assert!(!view.read_version(0, &mut copy));
+        segment.publish(2);
+        assert!(!view.read_version(0, &mut copy));
+        assert!(view.read_version(2, &mut copy));
+        segment.publish(u64::MAX);
+        assert!(!view.read_version(u64::MAX, &mut copy), "which no version is");
+    }
+
+    #[test]
+    fn a_reader_that_is_overtaken_knows_it() {
+        let mut segment = Segment::new(1 << 14).unwrap();
+        let view = View::of(&segment, 1 << 14).unwrap();
+        let newest = AtomicU16::new(0);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let (mut copy, mut whole) = (vec![0.0; 1 << 14], 0);
+                let began = std::time::Instant::now();
+                while whole < 200 && began.elapsed().as_secs() < 20 {
+                    let version = newest.load(Ordering::Acquire);
+                    if view.read_version(u64::from(version), &mut copy) {
+                        whole += 1;
+                        assert!(copy.iter().all(|&x| x == f32::from(version)), "a torn version");
+                    }
+                }
+                whole
+            });
+            let mut version = 0;
+            while !reader.is_finished() {
+                segment.withdraw();
+                segment.fill(f32::from(version));
+                segment.publish(u64::from(version));
+                newest.store(version, Ordering::Release);
+                version = (version + 1) % 1000;
+                std::thread::yield_now();
+            }
+            assert_eq!(reader.join().unwrap(), 200);
+        });
+    }
+
+    #[test]
+    fn nobody_else_can_write_to_a_segment_or_change_its_length() {
+        let segment = Segment::new(2000).unwrap();
+        assert!(ftruncate(&segment, 10).is_err());
+        assert!(ftruncate(&segment, 1 << 20).is_err());
+        assert!(rustix::io::pwrite(&segment, &[1; 8], 5000).is_err());
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        assert!(fallocate(&segment, hole, 0, 4096).is_err());
+        assert!(fcntl_add_seals(&segment, SealFlags::WRITE).is_err());
+        // SAFETY: nothing is written, as it cannot even be mapped.
+        let mapped = unsafe { OwnMapping::new(segment.as_fd(), 2000) };
+        assert!(mapped.is_err());
+    }
+
+    #[test]
+    fn more_than_there_can_be_is_an_error() {
+        assert!(Segment::new(usize::MAX).is_err());
+        assert!(Segment::new(usize::MAX / 8).is_err());
+    }
+}
