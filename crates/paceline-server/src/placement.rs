@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, mpsc};
 
-use paceline_core::{Version, WorkerId};
+use paceline_core::{ShardId, Version, WorkerId};
 use paceline_params::{Block, FlatVec, Layout};
-use paceline_wire::message::{FromShard, ShardSpec, ToShard};
+use paceline_wire::message::{FromShard, ShardPace, ShardSpec, ToShard};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 use crate::{
@@ -55,6 +55,17 @@ impl Shards {
         }
     }
 
+    /// To some of them.
+    pub(crate) fn send_to<'a>(
+        &self,
+        shards: impl IntoIterator<Item = &'a ShardId>,
+        message: &ToShard,
+    ) {
+        for ShardId(shard) in shards {
+            self.links[*shard as usize].send(message.clone().into());
+        }
+    }
+
     pub(crate) fn discard(&self, worker: WorkerId, base: Version) {
         self.send_all(&ToShard::Discard { worker, base });
     }
@@ -77,6 +88,10 @@ impl Shards {
             staging,
             fold_at_close: config.folds_at_close(),
             patience: config.liveness,
+            pace: ShardPace {
+                nominal: config.shard_nominal,
+                factor: config.slow_shards.get(&index).copied().unwrap_or(1.0),
+            },
         };
         let specs: Vec<ShardSpec> = (0..config.placement.shards).map(spec).collect();
         let (inputs, queue) = inbox;

@@ -122,8 +122,10 @@ impl Run {
                 self.ended(Ended::Worker { worker, session, why });
             }
             FromShard::Rejected { peer, error } => self.ended(Ended::Stranger { peer, error }),
-            FromShard::Summed { norms } => self.summed(&norms),
-            FromShard::Applied { hash, counts, .. } => self.applied(index, hash, counts),
+            FromShard::Summed { norms } => self.summed(ShardId(index), &norms),
+            FromShard::Applied { hash, counts, .. } => {
+                self.applied(ShardId(index), hash, counts);
+            }
             FromShard::Snapshot { version } => self.gathered(index, version, blocks),
         }
     }

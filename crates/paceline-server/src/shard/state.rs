@@ -284,6 +284,7 @@ mod tests {
             staging: 9,
             fold_at_close,
             patience: Duration::ZERO,
+            pace: ShardPace::default(),
         };
         ShardState::new(spec, blocks).unwrap()
     }
