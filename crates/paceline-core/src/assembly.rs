@@ -1,4 +1,4 @@
-//! Assembly: when a contribution is complete on every shard, and so may count on every shard.
+//! Assembly: when a contribution is complete on every shard of its round, and so may count there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,9 +6,8 @@ use crate::{Contribution, MachineError, ShardId, Version, WorkerId};
 
 /// Contributions of which some shards hold their part. Half a contribution never reaches a sum:
 /// only a whole one leaves here.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Assembly {
-    shards: u32,
     parts: BTreeMap<(WorkerId, Version), Parts>,
 }
 
@@ -19,32 +18,31 @@ struct Parts {
 }
 
 impl Assembly {
-    pub(crate) fn new(shards: u32) -> Self {
-        Assembly { shards, parts: BTreeMap::new() }
-    }
-
-    /// The worker says what it has put on the shards. Returns the contribution if it is whole.
+    /// The worker says what it has put on the shards. Returns the contribution if it is whole on so
+    /// many.
     pub(crate) fn said(
         &mut self,
         contribution: Contribution,
+        shards: usize,
     ) -> Result<Option<Contribution>, MachineError> {
         let (worker, base) = (contribution.worker, contribution.base);
         let said = &mut self.parts.entry((worker, base)).or_default().said;
         if said.replace(contribution).is_some() {
             return Err(MachineError::SaidTwice { worker, base });
         }
-        Ok(self.whole((worker, base)))
+        Ok(self.whole((worker, base), shards))
     }
 
-    /// A shard holds its part, checked. Returns the contribution if it is whole.
+    /// A shard holds its part, checked. Returns the contribution if it is whole on so many.
     pub(crate) fn staged(
         &mut self,
         worker: WorkerId,
         base: Version,
         shard: ShardId,
+        shards: usize,
     ) -> Option<Contribution> {
         self.parts.entry((worker, base)).or_default().staged.insert(shard);
-        self.whole((worker, base))
+        self.whole((worker, base), shards)
     }
 
     /// Nothing more will come of this worker's parts.
@@ -63,9 +61,9 @@ impl Assembly {
         self.parts.remove(&(worker, base));
     }
 
-    fn whole(&mut self, key: (WorkerId, Version)) -> Option<Contribution> {
+    fn whole(&mut self, key: (WorkerId, Version), shards: usize) -> Option<Contribution> {
         let parts = self.parts.get(&key)?;
-        if parts.staged.len() < self.shards as usize || parts.said.is_none() {
+        if parts.staged.len() < shards || parts.said.is_none() {
             return None;
         }
         self.parts.remove(&key)?.said

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 
 use crate::{
     Contribution, Event, EventKind, LeaveReason, Ledger, LedgerError, MachineError, NoiseScale,
-    Phase, Policy, Round, RoundConfig, RoundMachine, ShardId, StopReason, Straggler, Time, Version,
-    Work, WorkerId, assembly::Assembly,
+    Phase, Policy, Round, RoundConfig, RoundMachine, ShardId, Shards, StopReason, Straggler, Time,
+    Version, Work, WorkerId, assembly::Assembly,
 };
 
 /// Whoever is nearly as fast as the median is given as much.
@@ -25,20 +25,21 @@ pub struct Coordinator {
     batch: u32,
     straggler: Straggler,
     rebalance: bool,
-    /// The last round's update is applied on every shard.
-    published: bool,
+    shards: Shards,
+    /// The shard that the next round waits for at its bound, if one is.
+    awaited: Option<ShardId>,
     noise: NoiseScale,
     events: VecDeque<Event>,
 }
 
 impl Coordinator {
-    /// Rounds from `first` on over `shards` shards, each worker given `batch` samples a round.
+    /// Rounds from `first` on over `shards`, each worker given `batch` samples a round.
     pub fn new(
         config: RoundConfig,
         policy: Box<dyn Policy>,
         ledger: Ledger,
         batch: u32,
-        shards: u32,
+        shards: Shards,
         first: Round,
     ) -> Self {
         let config = RoundConfig { batch, ..config };
@@ -47,9 +48,10 @@ impl Coordinator {
             rebalance: config.rebalance,
             machine: RoundMachine::new(config, policy, first),
             ledger,
-            assembly: Assembly::new(shards),
+            assembly: Assembly::default(),
             batch,
-            published: true,
+            shards,
+            awaited: None,
             noise: NoiseScale::default(),
             events: VecDeque::new(),
         }
@@ -58,6 +60,11 @@ impl Coordinator {
     /// The round machine, to look at.
     pub fn machine(&self) -> &RoundMachine {
         &self.machine
+    }
+
+    /// The shards, to look at.
+    pub fn shards(&self) -> &Shards {
+        &self.shards
     }
 
     /// The books, to look at.
@@ -127,7 +134,7 @@ impl Coordinator {
         self.catch_up(now);
         self.machine.work_of(worker, base)?;
         self.forget_before(worker, base);
-        match self.assembly.said(contribution)? {
+        match self.assembly.said(contribution, self.shards.fresh().len())? {
             Some(whole) => self.arrive(whole, now),
             None => Ok(()),
         }
@@ -146,7 +153,8 @@ impl Coordinator {
         if self.machine.work_of(worker, base).is_err() {
             return Ok(false);
         }
-        if let Some(whole) = self.assembly.staged(worker, base, shard) {
+        let shards = self.shards.fresh().len();
+        if let Some(whole) = self.assembly.staged(worker, base, shard, shards) {
             self.arrive(whole, now)?;
         }
         Ok(true)
@@ -171,10 +179,25 @@ impl Coordinator {
         Ok(())
     }
 
-    /// The last round's update is applied on every shard: the next may open. `square` is the squared
-    /// norm of the sum of its gradients.
-    pub fn handle_published(&mut self, square: f64) {
-        self.published = true;
+    /// A shard has applied the update it was told of last. An error is the shard's.
+    pub fn handle_applied(&mut self, shard: ShardId, now: Time) -> Result<(), MachineError> {
+        self.shards.answered(shard, now)
+    }
+
+    /// Decides whether enough shards have applied the last update, so that the next round may open;
+    /// says whether it may. What the driver does for a new version it does before [`Self::advance`].
+    pub fn settle(&mut self, now: Time) -> bool {
+        let awaited = self.shards.advance(now);
+        if let Some((shard, rounds)) = awaited.filter(|&(shard, _)| self.awaited != Some(shard)) {
+            let kind = EventKind::ShardAwaited { shard, rounds };
+            self.events.push_back(Event { at: now, kind });
+        }
+        self.awaited = awaited.map(|(shard, _)| shard);
+        self.shards.is_ready()
+    }
+
+    /// The squared norm of the sum of the last round's gradients, where all shards had a part in it.
+    pub fn handle_square(&mut self, square: f64) {
         self.noise.observe(&self.machine.squares(), square);
         if let Some(scale) = self.noise.scale() {
             self.machine.hear_noise(scale);
@@ -193,7 +216,7 @@ impl Coordinator {
 
     /// Does what follows from all that was reported: opens a round, gives work, cuts, closes.
     pub fn advance(&mut self, now: Time) {
-        if self.published && self.machine.can_open(now) {
+        if self.settle(now) && self.machine.can_open(now) {
             let idle = self.machine.idle();
             let shares = if self.rebalance { self.shares(&idle) } else { vec![1.0; idle.len()] };
             let work: Vec<Work> = idle
@@ -239,13 +262,13 @@ impl Coordinator {
     /// Enters what the machine decided into the books and passes it on.
     fn pump(&mut self) {
         while let Some(event) = self.machine.poll_event() {
-            self.account(&event.kind).expect("the machine and the ledger agree on who holds what");
+            self.account(&event).expect("the machine and the ledger agree on who holds what");
             self.events.push_back(event);
         }
     }
 
-    fn account(&mut self, event: &EventKind) -> Result<(), LedgerError> {
-        match event {
+    fn account(&mut self, event: &Event) -> Result<(), LedgerError> {
+        match &event.kind {
             EventKind::WorkerLeft { worker, .. } => {
                 self.assembly.forget(*worker);
                 self.ledger.forget(*worker);
@@ -267,7 +290,7 @@ impl Coordinator {
                 self.ledger.give_back(*worker, *base)?;
             }
             EventKind::Closed { round, .. } => {
-                self.published = false;
+                self.shards.update(event.at);
                 self.ledger.close()?;
                 self.give_back_taken(round.base())?;
             }
@@ -290,7 +313,10 @@ impl Coordinator {
 
     /// Why the run is over, if it is: the epochs are done or the quorum is lost.
     pub fn stop_reason(&self, now: Time) -> Option<StopReason> {
-        if self.ledger.is_finished() && self.published && self.machine.phase() == Phase::Closed {
+        if self.ledger.is_finished()
+            && self.shards.is_ready()
+            && self.machine.phase() == Phase::Closed
+        {
             return Some(StopReason::Epochs);
         }
         self.machine.quorum_lost(now)
@@ -298,6 +324,6 @@ impl Coordinator {
 
     /// The next moment at which [`Self::advance`] must be called even if nothing happens.
     pub fn next_wake(&self) -> Option<Time> {
-        self.machine.next_wake()
+        [self.machine.next_wake(), self.shards.next_wake()].into_iter().flatten().min()
     }
 }

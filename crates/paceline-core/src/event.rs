@@ -9,8 +9,8 @@ use std::{fmt, path::PathBuf, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BlockClose, LedgerReport, Round, RunTime, SampleCounts, ShardWork, Time, Version, Work,
-    WorkerId,
+    BlockClose, LedgerReport, Round, RunTime, SampleCounts, ShardId, ShardWork, Time, Version,
+    Work, WorkerId,
 };
 
 /// Something that happened, and when. One line of the event log.
@@ -158,7 +158,14 @@ pub enum EventKind {
         /// That many.
         rounds: u32,
     },
-    /// The update is applied on every shard and the new version is published.
+    /// A shard has missed so many updates that the next round waits for it.
+    ShardAwaited {
+        /// Which.
+        shard: ShardId,
+        /// That many.
+        rounds: u64,
+    },
+    /// The update is applied, on every shard that is not left behind, and the new version published.
     Updated {
         /// The round whose update it is.
         round: Round,
@@ -216,11 +223,12 @@ pub enum EventKind {
     },
 }
 
-fn one() -> f64 {
+/// What most shares are.
+pub(crate) fn one() -> f64 {
     1.0
 }
 
-fn is_one(share: &f64) -> bool {
+pub(crate) fn is_one(share: &f64) -> bool {
     *share == 1.0
 }
 

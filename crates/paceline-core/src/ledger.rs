@@ -14,7 +14,11 @@ use std::{collections::BTreeMap, fmt, ops::Range};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{Portion, Version, WorkerId, homes::Homes};
+use crate::{
+    Portion, Version, WorkerId,
+    event::{is_one, one},
+    homes::Homes,
+};
 
 /// Positions `start..end` in the order of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -54,14 +58,6 @@ pub struct Work {
     /// What a sample of it counts for in an update.
     #[serde(skip_serializing_if = "is_one", default = "one")]
     pub worth: f64,
-}
-
-fn one() -> f64 {
-    1.0
-}
-
-fn is_one(worth: &f64) -> bool {
-    *worth == 1.0
 }
 
 /// What became of the samples so far.

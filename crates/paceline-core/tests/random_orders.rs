@@ -9,7 +9,7 @@ use std::{
 use paceline_core::{
     BlockClose, Blocks, Contribution, Coordinator, CutReason, Decision, Event, EventKind, Late,
     LeaveReason, Ledger, Phase, Policy, Portion, Round, RoundConfig, RoundView, SampleRange,
-    ShardId, Straggler, Time, Version, WorkerId,
+    ShardId, Shards, Straggler, Time, Version, WorkerId,
 };
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 
@@ -239,7 +239,10 @@ impl World {
                     }
                 }
             }
-            Step::Publish => self.coordinator.handle_published(0.0),
+            // A word of a shard that owes nothing is refused, and costs nothing.
+            Step::Publish => (0..SHARDS).map(ShardId).for_each(|shard| {
+                let _ = self.coordinator.handle_applied(shard, self.now);
+            }),
             Step::Wait(ms) => self.now += Duration::from_millis(ms),
             Step::Pass(ms) => {
                 self.now += Duration::from_millis(ms);
@@ -356,7 +359,7 @@ fn play(case: &Case) -> World {
     let policy = Box::new(Impatient { count, lag, grace, by_block });
     let ledger = Ledger::new(SAMPLES, Some(EPOCHS));
     let mut world = World {
-        coordinator: Coordinator::new(config, policy, ledger, 8, SHARDS, Round(0)),
+        coordinator: Coordinator::new(config, policy, ledger, 8, Shards::all(SHARDS), Round(0)),
         onlooker: Onlooker::new(),
         now: Time::ZERO,
         live: BTreeSet::new(),

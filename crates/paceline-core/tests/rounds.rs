@@ -9,7 +9,7 @@ use std::{
 use paceline_core::{
     Blocks, Contribution, Coordinator, CutReason, Decision, EventKind, LeaveReason, Ledger,
     MachineError, Phase, Policy, Portion, Round, RoundConfig, RoundRecord, RoundView, RunTime,
-    ShardId, StopReason, Straggler, Time, Version, WorkerId,
+    ShardId, Shards, StopReason, Straggler, Time, Version, WorkerId,
 };
 
 /// Waits for a count; the least policy that can cut.
@@ -43,7 +43,7 @@ impl Script {
         let ledger = Ledger::new(1000, None);
         let policy = Box::new(policy);
         let mut script = Script {
-            coordinator: Coordinator::new(config, policy, ledger, 10, 1, Round(0)),
+            coordinator: Coordinator::new(config, policy, ledger, 10, Shards::all(1), Round(0)),
             now: Time::ZERO,
             log: Vec::new(),
             work: BTreeMap::new(),
@@ -85,7 +85,7 @@ impl Script {
     }
 
     fn publish(&mut self) -> &mut Self {
-        self.coordinator.handle_published(0.0);
+        self.coordinator.handle_applied(ShardId(0), self.now).unwrap();
         self.advance()
     }
 
@@ -310,7 +310,7 @@ fn the_first_round_waits_for_the_expected_workers_but_not_for_ever() {
         Box::new(First(9)),
         Ledger::new(100, None),
         10,
-        1,
+        Shards::all(1),
         Round(0),
     );
     s.join(0).join(1).advance().wait(59_000).check(&[]);
@@ -441,7 +441,8 @@ fn the_last_samples_of_an_epoch_close_a_round_with_fewer_than_the_quorum() {
     let config = RoundConfig { quorum: 2, expected: 2, ..RoundConfig::default() };
     let mut s = Script::new(0, First(9), config.clone());
     let ledger = Ledger::new(10, Some(1));
-    s.coordinator = Coordinator::new(config, Box::new(First(9)), ledger, 10, 1, Round(0));
+    s.coordinator =
+        Coordinator::new(config, Box::new(First(9)), ledger, 10, Shards::all(1), Round(0));
     s.join(0).join(1).advance().arrive(0, 0).publish().check(&[
         "round 0: w0",
         "arrived w0",

@@ -1,11 +1,11 @@
 //! What a run is told: all settings, with the defaults that a user gets.
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use paceline_core::{LedgerState, RoundConfig, Version};
 use paceline_model::Model;
 use paceline_params::{Checkpoint, FlatVec, LrScaling, TensorSpec, UpdateConfig, WireType};
-use paceline_policy::{Objective, PolicySpec};
+use paceline_policy::{Objective, PolicySpec, Pull};
 use paceline_wire::Transport;
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +40,14 @@ pub struct ServerConfig {
     pub round: RoundConfig,
     /// How the parameters are cut up and spread.
     pub placement: Placement,
+    /// Which shards a round needs.
+    pub pull: Pull,
+    /// A shard that has missed so many updates is waited for.
+    pub max_stale: u64,
+    /// A shard's update is padded to so long, on purpose.
+    pub shard_nominal: Option<Duration>,
+    /// Shards that take so many times as long, on purpose.
+    pub slow_shards: BTreeMap<u32, f64>,
     /// How gradients and parameters travel between workers and shards.
     pub wire: WireType,
     /// How an update is made.

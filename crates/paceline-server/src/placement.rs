@@ -2,11 +2,12 @@
 
 use std::sync::{Arc, mpsc};
 
-use paceline_core::{Version, WorkerId};
+use paceline_core::{ShardId, Version, WorkerId};
 use paceline_params::{Block, FlatVec, Layout};
+use paceline_policy::Pull;
 use paceline_wire::{
     Transport,
-    message::{FromShard, ShardSpec, ToShard},
+    message::{FromShard, ShardPace, ShardSpec, ToShard},
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
@@ -58,6 +59,17 @@ impl Shards {
         }
     }
 
+    /// To some of them.
+    pub(crate) fn send_to<'a>(
+        &self,
+        shards: impl IntoIterator<Item = &'a ShardId>,
+        message: &ToShard,
+    ) {
+        for ShardId(shard) in shards {
+            self.links[*shard as usize].send(message.clone().into());
+        }
+    }
+
     pub(crate) fn discard(&self, worker: WorkerId, base: Version) {
         self.send_all(&ToShard::Discard { worker, base });
     }
@@ -80,8 +92,13 @@ impl Shards {
             staging,
             fold_at_close: config.folds_at_close(),
             patience: config.liveness,
-            sharers: (config.transport == Transport::Auto)
+            // Who is left behind reads gradients later than their memory is kept for it.
+            sharers: (config.transport == Transport::Auto && config.pull == Pull::All)
                 .then_some(u32::try_from(config.round.expected).unwrap_or(u32::MAX)),
+            pace: ShardPace {
+                nominal: config.shard_nominal,
+                factor: config.slow_shards.get(&index).copied().unwrap_or(1.0),
+            },
         };
         let specs: Vec<ShardSpec> = (0..config.placement.shards).map(spec).collect();
         let (inputs, queue) = inbox;

@@ -9,7 +9,7 @@ use std::{
 use paceline_core::{
     BlockClose, Blocks, Contribution, Coordinator, Costs, EpochOrder, EventKind, Late, LeaveReason,
     Ledger, LedgerReport, OrderSpec, Phase, Policy, Portion, Round, RoundConfig, SampleCounts,
-    ShardId, Straggler, Time, Version, Work, WorkerId,
+    ShardId, Shards, Straggler, Time, Version, Work, WorkerId,
 };
 use paceline_params::{Block, Spares, Update, UpdateConfig, add_scaled, norm_squared};
 use paceline_sim::{World, comings_and_goings};
@@ -172,7 +172,14 @@ impl<'a> Training<'a> {
             .with_homes(config.orders.homes);
         let ledger = if config.reweigh { ledger.reweighing() } else { ledger };
         Training {
-            coordinator: Coordinator::new(round, policy, ledger, config.batch, 1, Round(0)),
+            coordinator: Coordinator::new(
+                round,
+                policy,
+                ledger,
+                config.batch,
+                Shards::all(1),
+                Round(0),
+            ),
             workers: vec![Worker::default(); world.workers()],
             sum: vec![0.0; params.len()],
             block: Block::new(params, &config.update.optimizer),
@@ -468,7 +475,8 @@ impl<'a> Training<'a> {
 
     fn publish(&mut self) {
         let (_, square) = self.publishing.take().expect("an update is under way");
-        self.coordinator.handle_published(square);
+        self.coordinator.handle_applied(ShardId(0), self.now).expect("it was told to update");
+        self.coordinator.handle_square(square);
         if self.used() >= self.next_evaluation {
             self.next_evaluation = self.used() + self.config.evaluate_every;
             self.measure();

@@ -100,6 +100,8 @@ pub struct Job {
     pub any_newer: bool,
     /// How gradients and parameters travel.
     pub wire: WireType,
+    /// How many updates a shard may miss: of one that is behind, values as old do.
+    pub max_stale: u64,
     /// How the parameters are cut into blocks and spread over shards.
     pub layout: Layout,
     /// Where each shard is; empty means the address the coordinator was reached at.
@@ -117,6 +119,8 @@ pub enum ToWorker {
         portion: Portion,
         /// Whether it may push as soon as it is done, or must wait for [`ToWorker::Push`].
         push_at_once: bool,
+        /// Shards that are behind: of their blocks the last values do, and they get no gradients.
+        behind: Vec<u32>,
     },
     /// There is room for its contribution: push it.
     Push {
@@ -276,10 +280,37 @@ pub enum ToShard {
     },
     /// Update and publish.
     Apply(Apply),
+    /// The run has gone on without this shard: what it holds goes for this version, too.
+    Skip {
+        /// That version.
+        version: Version,
+    },
     /// Report the whole state.
     Snapshot,
     /// The run is over.
     Stop,
+}
+
+/// How long a shard takes for an update, on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ShardPace {
+    /// It takes at least so long.
+    pub nominal: Option<Duration>,
+    /// It takes so many times as long.
+    pub factor: f64,
+}
+
+impl Default for ShardPace {
+    fn default() -> Self {
+        ShardPace { nominal: None, factor: 1.0 }
+    }
+}
+
+impl ShardPace {
+    /// What an update that took so long is to be followed by.
+    pub fn pause(self, took: Duration) -> Duration {
+        self.nominal.unwrap_or(took).mul_f64(self.factor).saturating_sub(took)
+    }
 }
 
 /// An update, the same for all shards.
@@ -300,6 +331,8 @@ pub struct Apply {
 /// What a shard is to hold.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ShardSpec {
+    /// Slowness made on purpose.
+    pub pace: ShardPace,
     /// Which shard.
     pub index: u32,
     /// The whole layout.

@@ -24,6 +24,8 @@ const THREAD_ELEMS: usize = 1 << 20;
 /// The connections to all shards.
 pub(crate) struct DataPlane {
     links: Vec<Link>,
+    /// Values that are so many rounds old are asked for even where a shard is behind.
+    max_stale: u64,
 }
 
 struct Link {
@@ -37,6 +39,8 @@ struct Link {
     halves: Vec<u16>,
     /// Where the shard publishes, if it shares memory with this worker.
     views: Vec<View>,
+    /// The round for which its values were fetched last.
+    fetched: Option<Version>,
 }
 
 impl DataPlane {
@@ -49,7 +53,7 @@ impl DataPlane {
         job: &Job,
         transport: Transport,
     ) -> Result<(Self, Vec<Buffer>), FrameError> {
-        let &Job { worker, session, ref layout, wire, .. } = job;
+        let &Job { worker, session, ref layout, wire, max_stale, .. } = job;
         let mut memory = Memory::new(layout.total(), transport == Transport::Auto);
         let mut links = Vec::with_capacity(addresses.len());
         for (shard, address) in (0..).zip(addresses) {
@@ -60,44 +64,56 @@ impl DataPlane {
             let elements = layout.shard_range(shard);
             let come = || writer.message(&ToData::Memory);
             let views = memory.join(invitation.as_ref(), session, elements.len(), come)?;
-            let (blocks, halves) = (blocks.collect(), Vec::new());
-            links.push(Link { reader, writer, blocks, elements, wire, halves, views });
+            let (blocks, halves, fetched) = (blocks.collect(), Vec::new(), None);
+            links.push(Link { reader, writer, blocks, elements, wire, halves, views, fetched });
         }
-        Ok((DataPlane { links }, memory.into_buffers()))
+        Ok((DataPlane { links, max_stale }, memory.into_buffers()))
     }
 
     /// Fills `params` with version `wanted` or a newer one; returns which it is, `None` where the
-    /// shards gave different ones (the wanted one is gone then).
+    /// shards gave different ones (the wanted one is gone then). Of shards that are `behind` the values
+    /// that are there do, or whatever they have if those are too old.
     pub(crate) fn pull(
         &mut self,
         wanted: Version,
+        behind: &[u32],
         params: &mut [f32],
     ) -> Result<Option<Version>, FrameError> {
-        // All shards are asked before any is listened to.
-        for link in &mut self.links {
-            link.ask(wanted, !link.views.is_empty())?;
-        }
         let mut rest = params;
         let mut parts = Vec::with_capacity(self.links.len());
-        for link in &mut self.links {
+        for (shard, link) in (0..).zip(&mut self.links) {
             let (part, tail) = rest.split_at_mut(link.elements.len());
             rest = tail;
-            parts.push((link, part));
+            let version = match behind.contains(&shard) {
+                false => wanted,
+                true if link.is_recent(wanted, self.max_stale) => continue,
+                true => Version(0),
+            };
+            // All shards are asked before any is listened to.
+            link.ask(version, !link.views.is_empty())?;
+            link.fetched = Some(wanted);
+            parts.push((link, (version, part)));
         }
-        let versions = each(parts, |(link, part)| link.read(wanted, part))?;
-        let first = versions.first().copied();
-        Ok(first.filter(|first| versions.iter().all(|version| version == first)))
+        let versions = each(parts, |(link, (version, part))| {
+            let found = link.read(version, part)?;
+            Ok((version == wanted).then_some(found))
+        })?;
+        let mut versions = versions.into_iter().flatten();
+        let first = versions.next();
+        Ok(first.filter(|first| versions.all(|version| version == *first)))
     }
 
-    /// Sends `gradient`, computed from `base`, to all shards; gives up between blocks once
-    /// `is_over` says so. Returns whether all was sent.
+    /// Sends `gradient`, computed from `base`, to all shards that are not `behind`; gives up between
+    /// blocks once `is_over` says so. Returns whether all was sent.
     pub(crate) fn push(
         &mut self,
         base: Version,
+        behind: &[u32],
         gradient: &Buffer,
         is_over: impl Fn() -> bool + Sync,
     ) -> Result<bool, FrameError> {
-        let links = self.links.iter_mut().map(|link| (link, gradient)).collect();
+        let links = (0..).zip(&mut self.links).filter(|(shard, _)| !behind.contains(shard));
+        let links = links.map(|(_, link)| (link, gradient)).collect();
         let sent = each(links, |(link, gradient)| link.write(base, gradient, &is_over))?;
         Ok(sent.into_iter().all(|sent| sent))
     }
@@ -124,6 +140,11 @@ fn each<'a, S: Send, T: Send>(
 }
 
 impl Link {
+    /// Whether the values that are there are at most so many rounds old.
+    fn is_recent(&self, wanted: Version, max_stale: u64) -> bool {
+        self.fetched.is_some_and(|fetched| wanted.0.saturating_sub(fetched.0) <= max_stale)
+    }
+
     fn ask(&mut self, version: Version, shared: bool) -> Result<(), FrameError> {
         self.writer.message(&ToData::Pull { version, shared })
     }
@@ -242,6 +263,7 @@ mod tests {
             wire: BF16,
             halves: Vec::new(),
             views: Vec::new(),
+            fetched: None,
         };
         let mut part = [0.0; 2];
         link.read(Version(3), &mut part).map(|_| part).map_err(|error| error.to_string())

@@ -14,6 +14,8 @@ pub(crate) struct Task {
     pub(crate) base: Version,
     pub(crate) portion: Portion,
     pub(crate) push_at_once: bool,
+    /// Shards that are behind: their last values do, and they get no gradients.
+    pub(crate) behind: Vec<u32>,
 }
 
 /// Until when what was computed is of use.
@@ -58,9 +60,9 @@ impl Mailbox {
     pub(crate) fn deliver(&self, me: WorkerId, message: ToWorker) {
         let mut state = self.lock();
         match message {
-            ToWorker::Work { base, portion, push_at_once } => {
+            ToWorker::Work { base, portion, push_at_once, behind } => {
                 // Newer work replaces older: that round is over.
-                state.task = Some(Task { base, portion, push_at_once });
+                state.task = Some(Task { base, portion, push_at_once, behind });
             }
             ToWorker::Push { base } => state.may_push = Some(base),
             ToWorker::Cut { base } => state.cut = Some(base),
@@ -181,7 +183,7 @@ mod tests {
 
     fn work(base: u64) -> ToWorker {
         let portion = Portion::new(SampleRange { epoch: 0, start: 0, end: 1 });
-        ToWorker::Work { base: Version(base), portion, push_at_once: true }
+        ToWorker::Work { base: Version(base), portion, push_at_once: true, behind: Vec::new() }
     }
 
     fn closed(base: u64, members: Vec<u8>) -> ToWorker {

@@ -122,7 +122,8 @@ impl Outbox {
             return Ok(Some(Err(done)));
         }
         finished.pushed = true;
-        let sent = data.push(base, &finished.gradient, || mailbox.is_over(base, until))?;
+        let sent =
+            data.push(base, &task.behind, &finished.gradient, || mailbox.is_over(base, until))?;
         Ok(Some(if sent { Ok(()) } else { Err(done) }))
     }
 

@@ -79,7 +79,7 @@ impl Bench<'_> {
     /// Does one round's work and says to the coordinator what comes of it.
     pub(crate) fn work(&mut self, task: &Task, say: Say<'_>) -> Result<Ended, FrameError> {
         let base = task.base;
-        if !self.pull(base)? {
+        if !self.pull(base, &task.behind)? {
             say(FromWorker::Aborted { base, done: 0 })?;
             return Ok(Ended::Aborted);
         }
@@ -98,9 +98,9 @@ impl Bench<'_> {
 
     /// Fetches the parameters; false if that version is gone. A newer one does where rounds do not wait
     /// for each other, if all shards give the same.
-    fn pull(&mut self, base: Version) -> Result<bool, FrameError> {
+    fn pull(&mut self, base: Version, behind: &[u32]) -> Result<bool, FrameError> {
         loop {
-            match self.outbox.lock().data.pull(base, &mut self.params)? {
+            match self.outbox.lock().data.pull(base, behind, &mut self.params)? {
                 Some(found) if found == base || self.any_newer => return Ok(true),
                 None if self.any_newer => {}
                 _ => return Ok(false),

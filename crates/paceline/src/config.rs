@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use paceline_core::{Late, RoundConfig, Straggler};
 use paceline_nn::{CostSpec, DataSource, ModelSpec};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig, WireType};
-use paceline_policy::{Cutoff, Objective, PolicySpec};
+use paceline_policy::{Cutoff, Objective, PolicySpec, Pull};
 use paceline_server::{Limits, Placement};
 use paceline_wire::{Transport, frame::MAX_BLOCK};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -33,6 +33,9 @@ pub(crate) struct RunConfig {
     pub(crate) model: ModelSpec,
     #[serde(serialize_with = "text", deserialize_with = "parsed")]
     pub(crate) data: DataSource,
+    pub(crate) pull: Pull,
+    pub(crate) max_stale: u64,
+    pub(crate) shard_nominal: Option<Span>,
     pub(crate) costs: Option<String>,
     pub(crate) balance: bool,
     pub(crate) seed: u64,
@@ -97,6 +100,9 @@ impl Default for RunConfig {
             shards: 2,
             model: ModelSpec::Cnn,
             data: DataSource::Embedded,
+            pull: Pull::All,
+            max_stale: 8,
+            shard_nominal: None,
             costs: None,
             balance: true,
             seed: 1,
@@ -218,6 +224,7 @@ impl RunConfig {
             bail!("straggler salvage needs at least two micro-batches: of one there is no part");
         }
         self.costs()?;
+        self.check_pull()?;
         if self.late == Late::Fold && self.straggler() != Straggler::Finish {
             bail!("late fold needs --straggler finish: others give up what they are at");
         }
@@ -234,6 +241,24 @@ impl RunConfig {
             strangers.join(", "),
             self.workers
         );
+        Ok(())
+    }
+
+    /// Where shards may be left behind, nothing may need all of them at once.
+    fn check_pull(&self) -> Result<()> {
+        let slow = self.scenario()?.shards;
+        if let Some((shard, _)) = slow.iter().find(|(shard, _)| **shard >= self.shards) {
+            bail!("stragglers names shard {shard}, but there are {}, from 0", self.shards);
+        }
+        if self.pull == Pull::All {
+            return Ok(());
+        }
+        ensure!(self.max_stale > 0, "max-stale must be at least 1 where shards may be left behind");
+        ensure!(!self.deterministic, "deterministic needs --pull all");
+        ensure!(self.clip == Clip::None, "clip needs --pull all: the norm is of all shards' sums");
+        ensure!(self.late == Late::Drop, "late fold needs --pull all");
+        let lag = self.policy.build().admissible_lag();
+        ensure!(lag == 0, "async and stale need --pull all: their gradients are of many versions");
         Ok(())
     }
 
@@ -506,11 +531,12 @@ mod tests {
             straggler: Some(Straggler::Abort),
             costs: Some("lognormal:1".to_owned()),
             run_time_model: Some(String::new()),
+            shard_nominal: Some(Span::secs(1)),
             ..RunConfig::default()
         };
         let names: Vec<String> =
             toml::Table::try_from(config).unwrap().into_iter().map(|(n, _)| n).collect();
-        assert_eq!(names.len(), 41, "a setting that is not drawn");
+        assert_eq!(names.len(), 44, "a setting that is not drawn");
         prop::sample::select(names)
     }
 

@@ -5,7 +5,7 @@ use clap::Args;
 use paceline_core::{Late, Straggler};
 use paceline_nn::{CostSpec, DataSource, ModelSpec};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, WireType};
-use paceline_policy::{Objective, PolicySpec};
+use paceline_policy::{Objective, PolicySpec, Pull};
 use paceline_wire::Transport;
 use serde::{Serialize, Serializer};
 
@@ -54,6 +54,19 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_BALANCE", num_args = 0..=1, default_missing_value = "true")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) balance: Option<bool>,
+    /// Which shards a round needs: all, a share of the blocks (0.75), or as many as it pays to wait
+    /// for (auto); the others keep their last values and catch up [default: all]
+    #[arg(long, env = "PACELINE_PULL", value_name = "RULE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pull: Option<Pull>,
+    /// A shard that has missed so many updates is waited for [default: 8]
+    #[arg(long, env = "PACELINE_MAX_STALE", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max_stale: Option<u64>,
+    /// Pad a shard's update to this long, to see what slow ones do (shard:1:5)
+    #[arg(long, env = "PACELINE_SHARD_NOMINAL", value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) shard_nominal: Option<Span>,
     /// Seed of everything random [default: 1]
     #[arg(long, env = "PACELINE_SEED")]
     #[serde(skip_serializing_if = "Option::is_none")]

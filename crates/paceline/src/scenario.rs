@@ -3,7 +3,7 @@
 //! Some of it a worker does to itself ([`SlownessSpec`]); the rest is done to its process from
 //! outside ([`Disturbance`]).
 
-use std::{str::FromStr, time::Duration};
+use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use anyhow::{Result, ensure};
 use paceline_worker::SlownessSpec;
@@ -21,12 +21,15 @@ pub(crate) struct Scenario {
     /// What workers do to themselves.
     pub(crate) inside: SlownessSpec,
     outside: Vec<Disturbance>,
+    /// Shards that take so many times as long for an update.
+    pub(crate) shards: BTreeMap<u32, f64>,
 }
 
 /// What is wrong with a description of one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no slowness: write {inside}, {outside}, separated by commas",
+    "`{0}` is no slowness: write {inside}, {outside}, shard:SHARD:FACTOR (shard:1:5), separated by \
+     commas",
     inside = SlownessSpec::FORMS,
     outside = Disturbance::FORMS
 )]
@@ -127,6 +130,10 @@ impl FromStr for Scenario {
     fn from_str(text: &str) -> Result<Self, ScenarioError> {
         let mut scenario = Scenario::default();
         for item in text.split(',').filter(|item| !item.is_empty()) {
+            if let Some((shard, factor)) = slow_shard(item) {
+                scenario.shards.insert(shard, factor);
+                continue;
+            }
             match (Disturbance::read(item), item.parse::<SlownessSpec>()) {
                 (Some(disturbance), _) => scenario.outside.push(disturbance),
                 (None, Ok(slowness)) => scenario.inside = scenario.inside.and(slowness),
@@ -135,6 +142,12 @@ impl FromStr for Scenario {
         }
         Ok(scenario)
     }
+}
+
+fn slow_shard(item: &str) -> Option<(u32, f64)> {
+    let (shard, factor) = item.strip_prefix("shard:")?.split_once(':')?;
+    let factor = factor.parse().ok().filter(|factor| (1.0..=1e6).contains(factor))?;
+    Some((shard.parse().ok()?, factor))
 }
 
 #[cfg(test)]

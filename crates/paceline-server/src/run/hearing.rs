@@ -49,6 +49,7 @@ impl Run {
             norms: self.config.wants_noise(),
             any_newer: self.core.machine().policy().admissible_lag() > 0,
             wire: self.config.wire,
+            max_stale: self.config.max_stale,
             layout: self.layout.clone(),
             shards: self.shards.addresses.clone(),
         }
@@ -122,8 +123,10 @@ impl Run {
                 self.ended(Ended::Worker { worker, session, why });
             }
             FromShard::Rejected { peer, error } => self.ended(Ended::Stranger { peer, error }),
-            FromShard::Summed { norms } => self.summed(&norms),
-            FromShard::Applied { hash, counts, .. } => self.applied(index, hash, counts),
+            FromShard::Summed { norms } => self.summed(ShardId(index), &norms),
+            FromShard::Applied { hash, counts, .. } => {
+                self.applied(ShardId(index), hash, counts);
+            }
             FromShard::Snapshot { version } => self.gathered(index, version, blocks),
         }
     }

@@ -188,6 +188,8 @@ struct Run {
     events: mpsc::Sender<Event>,
     inputs: UnboundedSender<Input>,
     update: Option<Updating>,
+    /// The version that each shard makes, or has made last.
+    versions: Vec<Version>,
     snapshot: Option<Snapshot>,
     evaluator: Option<Arc<Mutex<Evaluator>>>,
     /// Background work that has not reported back.
@@ -242,7 +244,10 @@ impl Run {
         round.blocks = layout.blocks();
         let first = Round(start.version.0);
         let policy = config.policy.build_with(&config.run_time_model, config.objective);
-        let core = Coordinator::new(round, policy, ledger, config.batch, layout.shards(), first);
+        let sizes: Vec<u32> =
+            (0..layout.shards()).map(|shard| layout.shard_blocks(shard).len() as u32).collect();
+        let weak = config.pull.shards(&sizes, config.max_stale);
+        let core = Coordinator::new(round, policy, ledger, config.batch, weak, first);
         let mut run = Run {
             core,
             workers: Workers::default(),
@@ -259,6 +264,7 @@ impl Run {
             events,
             inputs,
             update: None,
+            versions: vec![start.version; layout.shards() as usize],
             snapshot: None,
             evaluator: evaluator.map(|evaluator| Arc::new(Mutex::new(evaluator))),
             evaluating: false,
@@ -330,6 +336,7 @@ impl Run {
                 }
             }
             self.look_around();
+            self.publish();
             self.check_limits();
             if self.stop.is_none() {
                 let now = self.now();
@@ -420,6 +427,7 @@ impl Run {
                     self.progress.began.get_or_insert(event.at);
                     self.progress.open_loss = 0.0;
                     self.doubtful = false;
+                    self.bring_up_to_date(round.base());
                     for work in work {
                         self.give(work, round.base());
                     }
@@ -430,7 +438,7 @@ impl Run {
                     self.doubtful = false;
                     let accept =
                         ToShard::Accept { worker: *worker, base: *base, share: *share as f32 };
-                    self.shards.send_all(&accept);
+                    self.shards.send_to(self.core.shards().fresh(), &accept);
                     self.release(*worker, *base);
                 }
                 EventKind::Late { worker, base, .. } => {
@@ -452,7 +460,9 @@ impl Run {
 
     fn give(&mut self, work: &Work, base: Version) {
         let push_at_once = self.slots.reserve(work.worker, base, self.workers.len());
-        let message = ToWorker::Work { base, portion: work.portion.clone(), push_at_once };
+        let behind = self.core.shards().left_out().map(|shard| shard.0).collect();
+        let portion = work.portion.clone();
+        let message = ToWorker::Work { base, portion, push_at_once, behind };
         self.workers.send(work.worker, &message);
     }
 

@@ -67,12 +67,13 @@ impl Run {
     }
 
     pub(super) fn gathered(&mut self, shard: u32, version: Version, blocks: Vec<Block>) {
-        let Some(snapshot) = self.snapshot.as_mut().filter(|s| s.version == version) else {
+        // A shard that is behind has what it has.
+        let Some(snapshot) = self.snapshot.as_mut().filter(|s| s.version >= version) else {
             return self.fail(format!("shard {shard} reported {version}, which nobody asked for"));
         };
         let Some(blocks) = snapshot.gathering.add(shard, blocks) else { return };
         let Some(snapshot) = self.snapshot.take() else { return };
-        let Snapshot { step, evaluate, checkpoint, .. } = snapshot;
+        let Snapshot { version, step, evaluate, checkpoint, .. } = snapshot;
         if evaluate {
             self.evaluate(version, &blocks);
         }

@@ -1,6 +1,10 @@
 //! From a closed round to a published version: sums, one plan, updates everywhere.
 
-use paceline_core::{BlockClose, EventKind, Round, ShardCounts, ShardWork, Time, WorkerId};
+use std::collections::BTreeSet;
+
+use paceline_core::{
+    BlockClose, EventKind, Round, ShardCounts, ShardId, ShardWork, Time, Version, WorkerId,
+};
 use paceline_params::{Clip, ParamHash};
 use paceline_wire::message::{Apply, ToShard, ToWorker};
 
@@ -13,7 +17,8 @@ pub(super) struct Updating {
     closes: Vec<BlockClose>,
     loss: f64,
     norms: Vec<f64>,
-    /// Shards whose sums, and whose update, are still to come.
+    /// The shards that it has, and of these those whose sums, and whose update, are still to come.
+    of: BTreeSet<ShardId>,
     unsummed: usize,
     unapplied: usize,
     plan: Option<Plan>,
@@ -23,25 +28,49 @@ pub(super) struct Updating {
     shards: Vec<ShardWork>,
 }
 
+impl Updating {
+    fn version(&self) -> Version {
+        self.round.base().next()
+    }
+}
+
 impl Run {
     /// Membership is fixed: everyone is told, and the shards complete their sums. Where no clipping
     /// makes the update wait for their norms, they apply it in the same pass.
     pub(super) fn close(&mut self, round: Round, closes: &[BlockClose]) {
         self.tell_members(round, closes);
-        self.update = Some(Updating {
+        let of = self.core.shards().fresh().clone();
+        let update = Updating {
             round,
             loss: self.progress.open_loss / weight(closes),
             norms: vec![0.0; closes.len()],
             closes: closes.to_vec(),
-            unsummed: self.shards.len(),
-            unapplied: self.shards.len(),
+            unsummed: of.len(),
+            unapplied: of.len(),
+            of,
             plan: None,
             hash: None,
             ordered: self.now(),
             shards: vec![ShardWork::default(); self.shards.len()],
-        });
+        };
+        for ShardId(shard) in &update.of {
+            self.versions[*shard as usize] = update.version();
+        }
+        self.update = Some(update);
         let apply = (self.config.update.clip == Clip::None).then(|| self.plan()).flatten();
-        self.shards.send_all(&ToShard::Close { closes: closes.to_vec(), apply });
+        let close = ToShard::Close { closes: closes.to_vec(), apply };
+        self.shards.send_to(self.core.shards().fresh(), &close);
+    }
+
+    /// A round opens: shards that come back to it skip what they have missed.
+    pub(super) fn bring_up_to_date(&mut self, base: Version) {
+        let skip = ToShard::Skip { version: base };
+        for shard in self.core.shards().fresh() {
+            let version = &mut self.versions[shard.0 as usize];
+            if std::mem::replace(version, base) != base {
+                self.shards.send_to([shard], &skip);
+            }
+        }
     }
 
     fn tell_members(&self, round: Round, closes: &[BlockClose]) {
@@ -77,34 +106,47 @@ impl Run {
 
     /// A shard has its sums; when all have, the update is planned (if it was not before) and
     /// applied everywhere.
-    pub(super) fn summed(&mut self, norms: &[f64]) {
-        let expected = |u: &&mut Updating| u.norms.len() == norms.len() && u.unsummed > 0;
-        let Some(update) = self.update.as_mut().filter(expected) else {
-            return self.fail("a shard reported sums that nobody asked for".to_owned());
-        };
+    pub(super) fn summed(&mut self, shard: ShardId, norms: &[f64]) {
+        let Some(update) = self.update_of(shard) else { return };
+        if update.norms.len() != norms.len() || update.unsummed == 0 {
+            return self.fail(format!("{shard} reported sums that nobody asked for"));
+        }
         update.norms.iter_mut().zip(norms).for_each(|(total, norm)| *total += norm);
         update.unsummed -= 1;
-        if update.unsummed == 0
-            && update.plan.is_none()
-            && let Some(apply) = self.plan()
-        {
-            self.shards.send_all(&ToShard::Apply(apply));
+        if update.unsummed == 0 && update.plan.is_none() {
+            let of = update.of.clone();
+            if let Some(apply) = self.plan() {
+                self.shards.send_to(&of, &ToShard::Apply(apply));
+            }
         }
     }
 
-    /// A shard has applied the update; when all have, the version is published.
-    pub(super) fn applied(&mut self, shard: u32, hash: Option<ParamHash>, counts: ShardCounts) {
+    /// A shard has applied an update: the last one, or one that the run did not wait for.
+    pub(super) fn applied(&mut self, shard: ShardId, hash: Option<ParamHash>, counts: ShardCounts) {
         let now = self.now();
-        let Some(update) = self.update.as_mut().filter(|u| u.plan.is_some()) else {
-            return self.fail("a shard applied an update that nobody asked for".to_owned());
-        };
+        if let Err(error) = self.core.handle_applied(shard, now) {
+            return self.fail(format!("{shard} applied an update that nobody asked for: {error}"));
+        }
+        let Some(update) = self.update_of(shard) else { return };
         update.hash = match (update.hash, hash) {
             (Some(so_far), Some(hash)) => Some(so_far.combine(hash)),
             (so_far, hash) => so_far.or(hash),
         };
-        update.shards[shard as usize] = ShardWork { wait: now - update.ordered, counts };
-        update.unapplied -= 1;
-        if update.unapplied == 0
+        update.shards[shard.0 as usize] = ShardWork { wait: now - update.ordered, counts };
+        update.unapplied = update.unapplied.saturating_sub(1);
+    }
+
+    /// The update that is under way, if `shard` is at it; it may be at an older one.
+    fn update_of(&mut self, shard: ShardId) -> Option<&mut Updating> {
+        let at = self.versions.get(shard.0 as usize)?;
+        self.update.as_mut().filter(|update| update.version() == *at)
+    }
+
+    /// Publishes the update that is under way, once enough shards have applied it.
+    pub(super) fn publish(&mut self) {
+        let now = self.now();
+        if self.update.as_ref().is_some_and(|update| update.plan.is_some())
+            && self.core.settle(now)
             && let Some(update) = self.update.take()
         {
             self.published(update);
@@ -112,6 +154,7 @@ impl Run {
     }
 
     fn published(&mut self, update: Updating) {
+        let everywhere = update.of.len() == self.shards.len() && update.unapplied == 0;
         let Updating { round, closes, loss, norms, plan, hash, shards, .. } = update;
         let plan = plan.expect("an update is planned before it is applied");
         let version = round.base().next();
@@ -122,7 +165,9 @@ impl Run {
         self.progress.shards.resize(shards.len(), ShardWork::default());
         self.progress.shards.iter_mut().zip(&shards).for_each(|(total, &work)| *total += work);
         let norm = gradient_norm(&closes, &norms);
-        self.core.handle_published((norm * weight(&closes)).powi(2));
+        if everywhere {
+            self.core.handle_square((norm * weight(&closes)).powi(2));
+        }
         self.emit(EventKind::Updated {
             round,
             version,

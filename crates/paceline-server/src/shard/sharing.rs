@@ -228,6 +228,7 @@ mod tests {
             staging: 1,
             fold_at_close: true,
             patience: Duration::ZERO,
+            pace: paceline_wire::message::ShardPace::default(),
             sharers,
         }
     }

@@ -4,11 +4,12 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
     thread,
+    time::Instant,
 };
 
 use paceline_core::{LeaveReason, ShardCounts, Version};
 use paceline_params::Block;
-use paceline_wire::message::{Apply, FromShard, ShardSpec, ToShard};
+use paceline_wire::message::{Apply, FromShard, ShardPace, ShardSpec, ToShard};
 
 use super::{
     ShardCommand, ShardReport, ShardState, Staged, Store, sharing::Sharing, state::ShardError,
@@ -35,12 +36,18 @@ pub(crate) fn spawn(
     let (sharing, mirror) = Sharing::open(&spec).unzip();
     let store = Arc::new(Store::new(&spec, sharing));
     let name = format!("shard {}", spec.index);
-    let version = spec.version;
+    let (version, pace) = (spec.version, spec.pace);
     let state = ShardState::new(spec, blocks, mirror).map_err(|error| error.to_string())?;
     let (sender, inbox) = mpsc::channel();
     let report = Box::new(report);
-    let shard =
-        ShardThread { name: name.clone(), state, store: Arc::clone(&store), queue: 0, report };
+    let shard = ShardThread {
+        name: name.clone(),
+        state,
+        store: Arc::clone(&store),
+        pace,
+        queue: 0,
+        report,
+    };
     thread::Builder::new()
         .name(name.clone())
         .spawn(move || shard.live(version, &inbox))
@@ -52,6 +59,7 @@ struct ShardThread {
     name: String,
     state: ShardState,
     store: Arc<Store>,
+    pace: ShardPace,
     /// The most inputs that waited at once since the last update.
     queue: u32,
     report: Box<dyn Fn(Result<ShardReport, String>) + Send>,
@@ -128,17 +136,20 @@ impl ShardThread {
                 if let Some(apply) = &apply {
                     self.take_down(apply);
                 }
+                let began = Instant::now();
                 let norms = self.state.close(closes, apply.as_ref())?;
                 self.say(FromShard::Summed { norms });
                 if let Some(apply) = &apply {
-                    self.put_up(apply);
+                    self.put_up(apply, began);
                 }
             }
             ToShard::Apply(apply) => {
                 self.take_down(&apply);
+                let began = Instant::now();
                 self.state.apply(&apply)?;
-                self.put_up(&apply);
+                self.put_up(&apply, began);
             }
+            ToShard::Skip { version } => self.publish(version),
             ToShard::Snapshot => {
                 let version = self.store.published.borrow().version;
                 let blocks = self.state.blocks().to_vec();
@@ -160,7 +171,8 @@ impl ShardThread {
         }
     }
 
-    fn put_up(&mut self, apply: &Apply) {
+    fn put_up(&mut self, apply: &Apply, began: Instant) {
+        thread::sleep(self.pace.pause(began.elapsed()));
         // Counted up to here: whoever pulls the new version is in the next round.
         let counts = self.counts();
         self.publish(apply.version);
@@ -207,6 +219,7 @@ mod tests {
             fold_at_close: true,
             patience: Duration::ZERO,
             sharers: None,
+            pace: ShardPace::default(),
         }
     }
 

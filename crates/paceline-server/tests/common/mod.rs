@@ -49,6 +49,10 @@ pub fn config(workers: usize) -> ServerConfig {
             quorum_grace: Duration::from_millis(300),
             ..RoundConfig::default()
         },
+        pull: paceline_policy::Pull::All,
+        max_stale: 0,
+        shard_nominal: None,
+        slow_shards: std::collections::BTreeMap::new(),
         placement: Placement { shards: 2, remote: false, block_elems: 128, staging_bytes: 1 << 30 },
         wire: WireType::F32,
         update: UpdateConfig {

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BinaryHeap, ops::Range, time::Duration};
 
 use paceline_core::{
     Blocks, Contribution, Coordinator, CutReason, EventKind, LeaveReason, Ledger, Phase, Policy,
-    Round, RoundConfig, ShardId, Straggler, Time, Version, Work, WorkerId,
+    Round, RoundConfig, ShardId, Shards, Straggler, Time, Version, Work, WorkerId,
 };
 
 use super::{
@@ -71,7 +71,7 @@ impl<'a> Driver<'a> {
         };
         let ledger = Ledger::new(u32::MAX, None).with_patience(system.patience);
         let batch = world.micro_batches() as u32;
-        let shards = system.spec.shards;
+        let shards = Shards::all(system.spec.shards);
         Driver {
             system: System { straggler, ..*system },
             coordinator: Coordinator::new(config, policy, ledger, batch, shards, Round(0)),
@@ -205,7 +205,10 @@ impl<'a> Driver<'a> {
                 }
             }
             Message::Published => {
-                self.coordinator.handle_published(0.0);
+                for shard in (0..self.system.spec.shards).map(ShardId) {
+                    let applied = self.coordinator.handle_applied(shard, self.now);
+                    applied.expect("it was told to update");
+                }
                 self.open.published = true;
             }
         }

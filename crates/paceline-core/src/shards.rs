@@ -1,0 +1,270 @@
+//! The shards as rounds see them: which are up to date when one opens.
+//!
+//! A round opens on those shards that have answered its predecessor's update in time; the others are
+//! behind. Nothing of the round reaches them, so what they owe does not grow, and they come back with
+//! the round after they have answered. How long an answer is waited for is decided as for workers, by
+//! a round machine and a policy over response times; a shard that has missed `most_stale` updates is
+//! waited for whatever the policy says.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use crate::{
+    Blocks, Contribution, Decision, MachineError, Phase, Policy, Portion, Round, RoundConfig,
+    RoundMachine, RoundView, SampleRange, ShardId, Straggler, Time, Version, Work, WorkerId,
+};
+
+/// Shards that update side by side, some perhaps slower than others.
+pub struct Shards {
+    /// Its workers are the shards, its rounds the updates, its samples blocks.
+    machine: RoundMachine,
+    blocks: Vec<u32>,
+    /// What each has not answered yet.
+    owed: Vec<Option<Owed>>,
+    /// A round has at least so many blocks that are fresh.
+    least: u32,
+    most_stale: u64,
+    fresh: BTreeSet<ShardId>,
+    /// An update is under way, and too few have answered.
+    waits: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Owed {
+    update: Version,
+    /// Updates that have gone by without it.
+    missed: u64,
+}
+
+/// Waits for all.
+struct Everyone;
+
+impl Policy for Everyone {
+    fn name(&self) -> String {
+        "all".to_owned()
+    }
+
+    fn decide(&mut self, _view: &RoundView<'_>) -> Decision {
+        Decision::WAIT
+    }
+}
+
+impl Shards {
+    /// So many, every one of which is waited for.
+    pub fn all(shards: u32) -> Shards {
+        Shards::new(&vec![1; shards as usize], Box::new(Everyone), 0, 0)
+    }
+
+    /// Shards of so many blocks each, waited for as the policy says; but until `least` blocks are
+    /// fresh in any case, and for those that have missed `most_stale` updates.
+    pub fn new(blocks: &[u32], policy: Box<dyn Policy>, least: u32, most_stale: u64) -> Shards {
+        let config = RoundConfig {
+            expected: blocks.len(),
+            quorum_grace: Duration::MAX,
+            join_grace: Duration::MAX,
+            straggler: Straggler::Finish,
+            ..RoundConfig::default()
+        };
+        let mut machine = RoundMachine::new(config, policy, Round(0));
+        let all = (0..blocks.len() as u32).map(ShardId);
+        for ShardId(shard) in all.clone() {
+            let joined = machine.handle_join(WorkerId(shard), "", Time::ZERO);
+            joined.expect("every shard has its own number");
+        }
+        Shards {
+            machine,
+            blocks: blocks.iter().map(|&blocks| blocks.max(1)).collect(),
+            owed: vec![None; blocks.len()],
+            least,
+            most_stale,
+            fresh: all.collect(),
+            waits: false,
+        }
+    }
+
+    /// Those that the open round, or the next, has.
+    pub fn fresh(&self) -> &BTreeSet<ShardId> {
+        &self.fresh
+    }
+
+    /// Those that it does not have.
+    pub fn left_out(&self) -> impl Iterator<Item = ShardId> {
+        (0..self.blocks.len() as u32).map(ShardId).filter(|shard| !self.fresh.contains(shard))
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Those that are behind, and how many updates they have missed.
+    pub fn behind(&self) -> impl Iterator<Item = (ShardId, u64)> {
+        let owed = (0..).map(ShardId).zip(&self.owed);
+        owed.filter_map(|(shard, owed)| owed.map(|owed| (shard, owed.missed)))
+    }
+
+    /// Whether the last update is far enough for a round to open.
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.waits
+    }
+
+    /// The fresh shards are told to update.
+    pub(crate) fn update(&mut self, now: Time) {
+        let update = self.machine.round().base();
+        let work = |&ShardId(shard): &ShardId| Work {
+            worker: WorkerId(shard),
+            portion: Portion::new(SampleRange {
+                epoch: 0,
+                start: 0,
+                end: self.blocks[shard as usize],
+            }),
+            waited_for: false,
+            worth: 1.0,
+        };
+        let work: Vec<Work> = self.fresh.iter().map(work).collect();
+        for ShardId(shard) in &self.fresh {
+            self.owed[*shard as usize] = Some(Owed { update, missed: 0 });
+        }
+        self.machine.open(work, now);
+        self.waits = true;
+        self.forget_events();
+    }
+
+    /// A shard has answered the update it was told to make last.
+    pub(crate) fn answered(&mut self, shard: ShardId, now: Time) -> Result<(), MachineError> {
+        let worker = WorkerId(shard.0);
+        let Some(Owed { update: base, .. }) =
+            self.owed.get_mut(shard.0 as usize).and_then(Option::take)
+        else {
+            return Err(MachineError::Unknown(worker));
+        };
+        let weight = f64::from(self.blocks[shard.0 as usize]);
+        let blocks = Blocks::All;
+        let answer = Contribution { worker, base, weight, loss: 0.0, square: None, blocks };
+        self.machine.handle_arrival(answer, now)?;
+        self.forget_events();
+        Ok(())
+    }
+
+    /// Decides whether enough have answered. Returns the shard that a round waits for although the
+    /// policy would not, if one does.
+    pub(crate) fn advance(&mut self, now: Time) -> Option<(ShardId, u64)> {
+        if !self.waits {
+            return None;
+        }
+        self.machine.decide(now);
+        self.forget_events();
+        if self.machine.phase() != Phase::Closed {
+            return None;
+        }
+        let bound = self.behind().find(|&(_, missed)| missed >= self.most_stale);
+        let fresh = self.blocks.iter().zip(&self.owed).filter(|(_, owed)| owed.is_none());
+        if bound.is_some() || fresh.map(|(&blocks, _)| blocks).sum::<u32>() < self.least {
+            return bound;
+        }
+        self.waits = false;
+        for owed in self.owed.iter_mut().flatten() {
+            owed.missed += 1;
+        }
+        let answered = |&ShardId(shard): &ShardId| self.owed[shard as usize].is_none();
+        self.fresh = (0..self.blocks.len() as u32).map(ShardId).filter(answered).collect();
+        self.machine.study();
+        None
+    }
+
+    /// The next moment at which [`Self::advance`] must be called even if nothing happens.
+    pub(crate) fn next_wake(&self) -> Option<Time> {
+        self.machine.next_wake().filter(|_| self.waits)
+    }
+
+    /// Nobody acts on what the machine says but this.
+    fn forget_events(&mut self) {
+        while self.machine.poll_event().is_some() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CutReason;
+
+    /// Waits for so many.
+    struct First(usize);
+
+    impl Policy for First {
+        fn name(&self) -> String {
+            "first".to_owned()
+        }
+
+        fn decide(&mut self, view: &RoundView<'_>) -> Decision {
+            match view.arrivals.len() >= self.0 {
+                true => Decision::cut(CutReason::Deadline),
+                false => Decision::WAIT,
+            }
+        }
+    }
+
+    fn at(ms: u64) -> Time {
+        Time::ZERO + Duration::from_millis(ms)
+    }
+
+    fn fresh(shards: &Shards) -> Vec<u32> {
+        shards.fresh().iter().map(|shard| shard.0).collect()
+    }
+
+    #[test]
+    fn all_are_waited_for_unless_something_else_is_asked() {
+        let mut shards = Shards::all(2);
+        assert!(shards.is_ready());
+        shards.update(at(0));
+        shards.answered(ShardId(1), at(1)).unwrap();
+        shards.advance(at(1));
+        assert!(!shards.is_ready());
+        assert!(shards.answered(ShardId(1), at(2)).is_err(), "it owes nothing");
+        assert!(shards.answered(ShardId(7), at(2)).is_err(), "there is no such shard");
+        shards.answered(ShardId(0), at(2)).unwrap();
+        shards.advance(at(2));
+        assert!(shards.is_ready());
+        assert_eq!(fresh(&shards), [0, 1]);
+    }
+
+    #[test]
+    fn a_round_has_as_many_fresh_blocks_as_are_asked_for() {
+        let mut shards = Shards::new(&[1, 2, 5], Box::new(First(1)), 6, 9);
+        shards.update(at(0));
+        for (shard, ready) in [(1, false), (0, false), (2, true)] {
+            shards.answered(ShardId(shard), at(1)).unwrap();
+            shards.advance(at(1));
+            assert_eq!(shards.is_ready(), ready, "{shard}");
+        }
+        shards.update(at(2));
+        shards.answered(ShardId(2), at(3)).unwrap();
+        shards.answered(ShardId(0), at(3)).unwrap();
+        shards.advance(at(3));
+        assert_eq!(fresh(&shards), [0, 2]);
+    }
+
+    #[test]
+    fn a_slow_shard_is_left_behind_comes_back_and_is_waited_for_at_the_bound() {
+        let mut shards = Shards::new(&[4, 4, 4], Box::new(First(2)), 8, 3);
+        let round = |shards: &mut Shards, ms: u64| {
+            shards.update(at(ms));
+            shards.answered(ShardId(0), at(ms + 1)).unwrap();
+            shards.answered(ShardId(2), at(ms + 1)).unwrap();
+            shards.advance(at(ms + 1))
+        };
+        for (i, missed) in [(0, 1), (1, 2), (2, 3)] {
+            assert_eq!(round(&mut shards, 10 * i), None);
+            assert!(shards.is_ready());
+            assert_eq!(fresh(&shards), [0, 2]);
+            assert_eq!(shards.behind().collect::<Vec<_>>(), [(ShardId(1), missed)]);
+        }
+        // It has missed three: the fourth waits, and says for whom.
+        assert_eq!(round(&mut shards, 30), Some((ShardId(1), 3)));
+        assert!(!shards.is_ready());
+        shards.answered(ShardId(1), at(39)).unwrap();
+        assert_eq!(shards.advance(at(39)), None);
+        assert!(shards.is_ready());
+        assert_eq!(fresh(&shards), [0, 1, 2]);
+        assert_eq!(shards.behind().count(), 0);
+    }
+}

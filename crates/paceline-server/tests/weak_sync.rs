@@ -1,0 +1,84 @@
+//! Slow shards: rounds go on without them, within a bound.
+
+mod common;
+
+use std::{collections::BTreeMap, thread, time::Duration};
+
+use common::{Server, config, start};
+use paceline_core::{Event, EventKind};
+use paceline_server::{Evaluation, Outcome, ServerConfig};
+
+/// Four shards of two blocks each, of which one takes 100 ms for an update and the others 4.
+fn weak(pull: &str, max_stale: u64, rounds: u64) -> ServerConfig {
+    let mut config = config(2);
+    config.placement.shards = 4;
+    config.pull = pull.parse().unwrap();
+    config.max_stale = max_stale;
+    config.shard_nominal = Some(Duration::from_millis(4));
+    config.slow_shards = BTreeMap::from([(1, 25.0)]);
+    config.limits.rounds = Some(rounds);
+    config
+}
+
+/// What came of it; the rounds that shard 1 had a part in; and how often it was waited for.
+fn run(config: ServerConfig, late: bool) -> (Outcome, Vec<u64>, usize) {
+    // The greatest distance of any parameter to where all are pulled.
+    let distance = |params: &[f32]| params.iter().map(|x| (x - 1.0).abs()).fold(0.0, f32::max);
+    let judge = Box::new(move |params: &[f32]| Evaluation {
+        loss: f64::from(distance(params)),
+        accuracy: 0.0,
+    });
+    let server = Server::start_with(config, start(), Some(judge));
+    let mut workers = vec![server.worker(0), server.worker(1)];
+    if late {
+        thread::sleep(Duration::from_millis(150));
+        workers.push(server.worker(2));
+    }
+    let (outcome, events) = server.join();
+    for worker in workers {
+        worker.join().unwrap().unwrap();
+    }
+    let part = |event: &Event| match &event.kind {
+        EventKind::Updated { version, shards, .. } => {
+            (shards[1].wait > Duration::ZERO).then_some(version.0)
+        }
+        _ => None,
+    };
+    let awaited = |event: &&Event| matches!(event.kind, EventKind::ShardAwaited { .. });
+    let waited = events.iter().filter(awaited).count();
+    (outcome.unwrap(), events.iter().filter_map(part).collect(), waited)
+}
+
+#[test]
+fn rounds_do_not_wait_for_a_shard_that_is_slower_than_asked_for() {
+    let (outcome, parts, waited) = run(weak("0.75", 1_000, 60), true);
+    assert!(outcome.ledger.balanced);
+    assert_eq!((outcome.version.0, waited), (60, 0));
+    // All rounds with it would take six seconds.
+    assert!(parts.len() < 20, "{parts:?}");
+    let distance = outcome.evaluation.expect("it is measured at the end").loss;
+    assert!(distance < 0.9, "every block has come nearer: {distance}");
+}
+
+#[test]
+fn a_shard_is_waited_for_once_it_has_missed_as_many_updates_as_it_may() {
+    let (outcome, _, waited) = run(weak("0.75", 3, 24), false);
+    assert!(outcome.ledger.balanced);
+    // It answers in 100 ms, in which there could be more than three rounds.
+    assert!((3..=8).contains(&waited), "{waited}");
+}
+
+#[test]
+fn the_learned_rule_finds_out_whom_not_to_wait_for() {
+    let (outcome, parts, _) = run(weak("auto", 1_000, 80), false);
+    assert!(outcome.ledger.balanced);
+    let later = parts.iter().filter(|&&version| version > 40).count();
+    assert!(later < 15, "{parts:?}");
+}
+
+#[test]
+fn all_shards_are_waited_for_unless_something_else_is_asked() {
+    let (outcome, _, waited) = run(weak("all", 0, 5), false);
+    assert!(outcome.ledger.balanced);
+    assert_eq!(waited, 0);
+}
