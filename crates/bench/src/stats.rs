@@ -131,7 +131,7 @@ mod tests {
         assert!(!interval(&[0.5]).to_string().contains("95 %"));
         let several = interval(&[0.0, 0.1, 0.2]);
         assert!(several.low < several.mean && several.mean < several.high);
-        assert!(several.to_string().contains("3 ABBA pairs: mean 1.11, 95 %"), "{several}");
+        assert!(several.to_string().contains("3 pairs: mean 1.11, 95 %"), "{several}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The workers as the coordinator knows them: how to reach each, and who may push.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -27,6 +27,8 @@ struct Peer {
 #[derive(Debug, Default)]
 pub(crate) struct Workers {
     peers: BTreeMap<WorkerId, Peer>,
+    /// Those who were shown out, by session, until their connections have ended: why is on its way.
+    leaving: BTreeSet<(WorkerId, u64)>,
 }
 
 impl Workers {
@@ -47,6 +49,25 @@ impl Workers {
 
     pub(crate) fn name(&self, worker: WorkerId) -> &str {
         self.peers.get(&worker).map_or("", |peer| &peer.name)
+    }
+
+    /// Tells a worker why it is forgotten, if it can still hear it.
+    pub(crate) fn expel(&mut self, worker: WorkerId, why: String) {
+        let Some(peer) = self.peers.get(&worker) else { return };
+        if !peer.outbox.is_closed() {
+            self.leaving.insert((worker, peer.session));
+            self.send(worker, &ToWorker::Expelled(why));
+        }
+    }
+
+    /// A connection has ended of somebody who is forgotten.
+    pub(crate) fn gone(&mut self, worker: WorkerId, session: u64) {
+        self.leaving.remove(&(worker, session));
+    }
+
+    /// Whether anybody has a connection yet.
+    pub(crate) fn any_connected(&self) -> bool {
+        !self.peers.is_empty() || !self.leaving.is_empty()
     }
 
     /// Forgets a worker, which closes its connection; returns its name.

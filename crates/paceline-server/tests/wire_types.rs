@@ -212,7 +212,8 @@ fn a_gradient_beyond_f16_is_refused_by_name_and_never_added() {
                  --wire bf16";
     assert_eq!(version, Version(3), "nothing of it is in the parameters");
     assert!(events.iter().any(|event| names(&event.kind, error)));
-    assert!(worker.unwrap_err().contains(error));
+    let said = worker.unwrap_err();
+    assert!(said.contains(error), "{said}");
     // In the other types it is a number like any other.
     for wire in [WireType::F32, BF16] {
         steep(wire, |reason| *reason == StopReason::Rounds).0.unwrap();

@@ -118,13 +118,16 @@ impl Run {
         let why = self.stop.as_ref().map(ToString::to_string).unwrap_or_default();
         self.workers.send_all(self.workers.everyone(), &ToWorker::Stop(why));
         let leaving = async {
-            while self.workers.len() > 0 {
+            while self.workers.any_connected() {
                 match queue.recv().await {
                     Some(
                         Input::Ended(Ended::Worker { worker, session, .. })
                         | Input::Worker { worker, session, message: FromWorker::Bye, .. },
                     ) if self.workers.is_current(worker, session) => {
                         self.workers.remove(worker);
+                    }
+                    Some(Input::Ended(Ended::Worker { worker, session, .. })) => {
+                        self.workers.gone(worker, session);
                     }
                     Some(Input::Call(call)) => {
                         let _ = call.reply.send(Err("the run is over".to_owned()));

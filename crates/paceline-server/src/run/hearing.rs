@@ -149,8 +149,9 @@ impl Run {
                 self.emit(EventKind::ConnectionClosed { peer, error });
             }
             Ended::Worker { worker, session, why } => {
-                if self.workers.is_current(worker, session) {
-                    self.leave(worker, why);
+                match self.workers.is_current(worker, session) {
+                    true => self.leave(worker, why),
+                    false => self.workers.gone(worker, session),
                 }
             }
         }
@@ -159,7 +160,7 @@ impl Run {
     /// Everything of a worker goes: its connections, its place, what is staged of it.
     pub(super) fn leave(&mut self, worker: WorkerId, why: LeaveReason) {
         if let LeaveReason::Misbehaved(error) | LeaveReason::NotFinite(error) = &why {
-            self.workers.send(worker, &ToWorker::Expelled(error.clone()));
+            self.workers.expel(worker, error.clone());
         }
         let name = self.workers.remove(worker);
         self.liveness.forget(worker);
