@@ -8,6 +8,10 @@
 //! Where data lives on workers ([`Ledger::with_homes`]) a range goes to whoever is at its home only,
 //! so a home that is cut is heard less. Patience bounds how much less, and the ledger can weigh what
 //! comes of it up by as much ([`Ledger::reweighing`]).
+//!
+//! A sample is used once its gradient is in the update of every shard that its round has. Where shards
+//! may be left behind ([`crate::Shards`]) some blocks then never see it: it is used all the same, once,
+//! and not handed out again for their sake.
 
 use std::{collections::BTreeMap, fmt, ops::Range};
 
