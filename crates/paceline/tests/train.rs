@@ -56,6 +56,11 @@ fn wrong_input_is_refused_with_what_and_where_and_leaves_nothing_behind() {
     place.run("train --stragglers lazy:1").failed(2, &["slow:WORKER:FACTOR"]);
     place.run("train --stragglers stop:1:5s").failed(2, &["stop:WORKER:EVERY:FOR", "slow:WORKER"]);
     place.run("train --stragglers slow:7:2").failed(2, &["worker 7, but there are 4"]);
+    place.run("train --stragglers shard:2:5").failed(2, &["shard 2, but there are 2"]);
+    place.run("train --pull most").failed(2, &["use all, auto, or a share"]);
+    place.run("train --pull auto --clip norm:1").failed(2, &["clip needs --pull all"]);
+    place.run("train --pull 0.5 --policy async").failed(2, &["async and stale need --pull all"]);
+    place.run("train --pull auto --max-stale 0").failed(2, &["max-stale must be at least 1"]);
     place.run("train --shards 100000").failed(2, &["shards must be from 1 to 1024"]);
     place.run("train --workers 2000").failed(2, &["2000 worker processes"]);
     place.run("train --staging-mb 0").failed(2, &["staging-mb must be from 1"]);

@@ -40,7 +40,7 @@ impl Run {
     pub(super) fn close(&mut self, round: Round, closes: &[BlockClose]) {
         self.tell_members(round, closes);
         let of = self.core.shards().fresh().clone();
-        let update = Updating {
+        let mut update = Updating {
             round,
             loss: self.progress.open_loss / weight(closes),
             norms: vec![0.0; closes.len()],
@@ -53,6 +53,12 @@ impl Run {
             ordered: self.now(),
             shards: vec![ShardWork::default(); self.shards.len()],
         };
+        // Every contribution was computed from old values of the shards that are left out.
+        let members = closes.iter().map(|close| close.members.len()).max().unwrap_or(0) as u64;
+        for ShardId(shard) in self.core.shards().left_out() {
+            let blocks = self.layout.shard_blocks(shard).len() as u64;
+            update.shards[shard as usize].counts.blocks_stale = members * blocks;
+        }
         for ShardId(shard) in &update.of {
             self.versions[*shard as usize] = update.version();
         }
