@@ -55,7 +55,8 @@ fn rounds_do_not_wait_for_a_shard_that_is_slower_than_asked_for() {
     assert!(outcome.ledger.balanced);
     assert_eq!((outcome.version.0, waited), (60, 0));
     let stale: Vec<u64> = outcome.shards.iter().map(|shard| shard.counts.blocks_stale).collect();
-    assert!(stale[1] >= 2 * 2 * 40 && stale[0] == 0, "{stale:?}");
+    // Of the others one may come last now and then.
+    assert!(stale[1] >= 2 * 2 * 40 && stale[0] < stale[1] / 4, "{stale:?}");
     // All rounds with it would take six seconds.
     assert!(parts.len() < 20, "{parts:?}");
     let distance = outcome.evaluation.expect("it is measured at the end").loss;
