@@ -6,6 +6,7 @@
 
 mod checkpoints;
 mod config;
+mod credits;
 mod door;
 mod input;
 mod placement;

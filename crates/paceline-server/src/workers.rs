@@ -1,12 +1,12 @@
-//! The workers as the coordinator knows them: how to reach each, and who may push.
+//! The workers as the coordinator knows them: how to reach each.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::Duration,
 };
 
-use paceline_core::{Time, Version, WorkerId};
+use paceline_core::{Time, WorkerId};
 use paceline_wire::{frame::encode_control, message::ToWorker};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -117,67 +117,6 @@ impl Workers {
 /// The most workers a run takes: worker numbers index a bit set that is sent to all.
 pub(crate) const MAX_WORKERS: u32 = 1 << 16;
 
-/// Places for contributions in the shards' staging memory. Whoever pushes holds one on *all*
-/// shards, so two half-pushed contributions can never wait for each other.
-///
-/// A worker does one thing after the other, so it never needs more than one place: what it holds
-/// for older work serves the newer.
-#[derive(Debug)]
-pub(crate) struct PushSlots {
-    capacity: usize,
-    /// Who holds a place, for work on which version.
-    holders: BTreeMap<WorkerId, Version>,
-    /// Never anybody while there is a free place.
-    waiting: VecDeque<(WorkerId, Version)>,
-}
-
-impl PushSlots {
-    pub(crate) fn new(capacity: usize) -> Self {
-        PushSlots { capacity, holders: BTreeMap::new(), waiting: VecDeque::new() }
-    }
-
-    /// Reserves a place at the start of the work, if there is one for every one of `workers`.
-    pub(crate) fn reserve(&mut self, worker: WorkerId, base: Version, workers: usize) -> bool {
-        let room = self.holders.contains_key(&worker) || self.holders.len() < self.capacity;
-        let granted = workers <= self.capacity && room;
-        if granted {
-            self.holders.insert(worker, base);
-        }
-        granted
-    }
-
-    /// A worker is done and wants to push. Whether to tell it that it may; it knows already if its
-    /// place was reserved, and is told later if there is none now.
-    pub(crate) fn request(&mut self, worker: WorkerId, base: Version) -> bool {
-        if let Some(held) = self.holders.get_mut(&worker) {
-            return std::mem::replace(held, base) != base;
-        }
-        if self.holders.len() < self.capacity {
-            self.holders.insert(worker, base);
-            return true;
-        }
-        self.waiting.push_back((worker, base));
-        false
-    }
-
-    /// A worker's contribution from `base` was taken, dropped or given up, and so is all before.
-    /// Returns who may push next.
-    pub(crate) fn release(
-        &mut self,
-        worker: WorkerId,
-        base: Version,
-    ) -> Option<(WorkerId, Version)> {
-        self.waiting.retain(|&(waiting, wanted)| waiting != worker || wanted > base);
-        if self.holders.get(&worker).is_none_or(|&held| held > base) {
-            return None;
-        }
-        self.holders.remove(&worker);
-        let next = self.waiting.pop_front()?;
-        self.holders.insert(next.0, next.1);
-        Some(next)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,44 +147,5 @@ mod tests {
             encode_control(&ToWorker::Heard { sent: Duration::from_millis(millis) }).into()
         });
         assert_eq!(answers.collect::<Vec<Arc<[u8]>>>(), heard);
-    }
-
-    #[test]
-    fn with_room_for_all_everyone_pushes_at_once() {
-        let mut slots = PushSlots::new(2);
-        assert!(slots.reserve(WorkerId(0), Version(0), 2));
-        assert!(slots.reserve(WorkerId(1), Version(0), 2));
-        assert!(slots.reserve(WorkerId(1), Version(1), 2), "the next round's work keeps the place");
-        assert!(!slots.request(WorkerId(1), Version(1)), "it need not be told");
-        assert!(!slots.reserve(WorkerId(2), Version(1), 3));
-    }
-
-    #[test]
-    fn with_too_little_room_those_who_are_done_push_in_turn() {
-        let mut slots = PushSlots::new(1);
-        let base = Version(4);
-        for worker in 0..3 {
-            assert!(!slots.reserve(WorkerId(worker), base, 3));
-        }
-        assert!(slots.request(WorkerId(2), base));
-        assert!(!slots.request(WorkerId(0), base));
-        assert!(!slots.request(WorkerId(1), base));
-        assert_eq!(slots.release(WorkerId(0), base), None, "it gave up waiting");
-        assert_eq!(slots.release(WorkerId(2), base), Some((WorkerId(1), base)));
-        assert_eq!(slots.release(WorkerId(1), base), None);
-        assert!(slots.request(WorkerId(0), base));
-    }
-
-    #[test]
-    fn a_place_for_older_work_serves_the_newer_and_is_never_lost() {
-        let mut slots = PushSlots::new(1);
-        let (old, new) = (Version(4), Version(5));
-        // Said before its round was cut, heard after.
-        assert!(slots.request(WorkerId(0), old));
-        assert!(!slots.reserve(WorkerId(0), new, 2));
-        assert!(!slots.request(WorkerId(1), new));
-        assert!(slots.request(WorkerId(0), new), "what it was told before was for older work");
-        assert_eq!(slots.release(WorkerId(0), old), None, "it pushes the newer");
-        assert_eq!(slots.release(WorkerId(0), new), Some((WorkerId(1), new)));
     }
 }

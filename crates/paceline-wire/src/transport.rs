@@ -6,6 +6,7 @@ use std::{
     future::Future,
     io::{self, Read, Write},
     net::TcpStream,
+    os::fd::AsFd,
     str::FromStr,
 };
 
@@ -53,6 +54,20 @@ impl fmt::Display for Transport {
     }
 }
 
+/// What says otherwise: the name of an algorithm that the kernel has, or `system` for its own choice.
+const CONGESTION: &str = "PACELINE_CONGESTION";
+
+/// Parameters and gradients come in bursts with nothing between them, from so many at once as the link
+/// can take (the server gives leave). BBR would go on with the bandwidth of its last burst, which it
+/// shared with others, and use half of the link; cubic fills it.
+fn control_congestion(stream: impl AsFd) {
+    let wanted = std::env::var(CONGESTION).unwrap_or_else(|_| "cubic".to_owned());
+    if wanted != "system" {
+        // A kernel without it, or that keeps it to others, does as it does.
+        let _ = rustix::net::sockopt::set_tcp_congestion(stream, &wanted);
+    }
+}
+
 /// Accepts byte streams, for the server.
 pub trait Listener: Send + 'static {
     /// The streams it accepts.
@@ -68,6 +83,7 @@ impl Listener for TcpListener {
     async fn accept(&mut self) -> io::Result<(Self::Stream, String)> {
         let (stream, peer) = TcpListener::accept(self).await?;
         stream.set_nodelay(true)?;
+        control_congestion(&stream);
         Ok((stream, peer.to_string()))
     }
 }
@@ -89,6 +105,7 @@ impl Connect for Tcp {
     fn connect(&self, address: &str) -> io::Result<Connection> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
+        control_congestion(&stream);
         Ok((Box::new(stream.try_clone()?), Box::new(stream)))
     }
 }

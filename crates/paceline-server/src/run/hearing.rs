@@ -105,7 +105,7 @@ impl Run {
     fn done(&mut self, contribution: Contribution) -> Result<(), LeaveReason> {
         let (now, worker, base) = (self.now(), contribution.worker, contribution.base);
         self.core.handle_done(contribution, now).map_err(fault)?;
-        if self.slots.request(worker, base) {
+        if self.credits.request(worker, base, now) {
             self.workers.send(worker, &ToWorker::Push { base });
         }
         Ok(())
@@ -182,8 +182,15 @@ impl Run {
     }
 
     pub(super) fn release(&mut self, worker: WorkerId, base: Version) {
-        if let Some((next, base)) = self.slots.release(worker, base) {
-            self.workers.send(next, &ToWorker::Push { base });
+        self.credits.release(worker, base, self.now());
+        self.grant();
+    }
+
+    /// Tells those whose turn it is that they may push.
+    pub(super) fn grant(&mut self) {
+        let now = self.now();
+        while let Some((worker, base)) = self.credits.next(now) {
+            self.workers.send(worker, &ToWorker::Push { base });
         }
     }
 

@@ -31,11 +31,12 @@ use tokio::{
 
 use crate::{
     config::{ServerConfig, Start},
+    credits::Credits,
     door::Door,
     input::Input,
     placement::Shards,
     shard::unfolded,
-    workers::{MAX_WORKERS, PushSlots, Workers},
+    workers::{MAX_WORKERS, Workers},
 };
 
 pub use ending::Outcome;
@@ -162,7 +163,7 @@ fn staging(config: &ServerConfig, layout: &Layout) -> Result<u32, ServerError> {
         .ok()
         .filter(|&workers| workers <= MAX_WORKERS)
         .ok_or(ServerError::TooManyWorkers(expected))?;
-    let one = layout.total() as u64 * size_of::<f32>() as u64;
+    let one = contribution_bytes(layout);
     let fit = u32::try_from(config.placement.staging_bytes / one).unwrap_or(u32::MAX).max(1);
     if config.deterministic && fit < workers {
         let (needed, bound) = (one * u64::from(workers), config.placement.staging_bytes);
@@ -172,6 +173,11 @@ fn staging(config: &ServerConfig, layout: &Layout) -> Result<u32, ServerError> {
     Ok(fit.min(workers.saturating_mul(2).saturating_add(8)))
 }
 
+/// What one contribution takes in the staging memory.
+fn contribution_bytes(layout: &Layout) -> u64 {
+    layout.total() as u64 * size_of::<f32>() as u64
+}
+
 struct Run {
     config: ServerConfig,
     layout: Layout,
@@ -179,7 +185,7 @@ struct Run {
     workers: Workers,
     /// The most workers that may take part.
     most: usize,
-    slots: PushSlots,
+    credits: Credits,
     shards: Shards,
     liveness: Liveness,
     /// Signs of life of shards in other processes.
@@ -252,7 +258,10 @@ impl Run {
             core,
             workers: Workers::default(),
             // Whoever holds a place finds room on every shard, whatever waits there to be folded.
-            slots: PushSlots::new(staging as usize - unfolded(staging)),
+            credits: Credits::new(
+                staging as usize - unfolded(staging),
+                contribution_bytes(&layout),
+            ),
             most: match config.folds_at_close() {
                 true => staging as usize,
                 false => MAX_WORKERS as usize,
@@ -292,7 +301,7 @@ impl Run {
     }
 
     fn announce(&mut self, staging: u32) {
-        let one = self.layout.total() as u64 * size_of::<f32>() as u64;
+        let one = contribution_bytes(&self.layout);
         self.emit(EventKind::RunStarted {
             name: self.config.name.clone(),
             policy: self.core.machine().policy().name(),
@@ -336,6 +345,7 @@ impl Run {
                 }
             }
             self.look_around();
+            self.grant();
             self.publish();
             self.check_limits();
             if self.stop.is_none() {
@@ -358,7 +368,8 @@ impl Run {
     }
 
     fn deadline(&self) -> Instant {
-        let wake = self.core.next_wake().filter(|_| self.stop.is_none());
+        let wake = [self.core.next_wake(), self.credits.next_wake()].into_iter().flatten().min();
+        let wake = wake.filter(|_| self.stop.is_none());
         let tick = self.now() + TICK.min(self.config.liveness / 4);
         self.clock + Duration::from_nanos(wake.map_or(tick, |wake| wake.min(tick)).as_nanos())
     }
@@ -459,7 +470,7 @@ impl Run {
     }
 
     fn give(&mut self, work: &Work, base: Version) {
-        let push_at_once = self.slots.reserve(work.worker, base, self.workers.len());
+        let push_at_once = self.credits.reserve(work.worker, base, self.workers.len());
         let behind = self.core.shards().left_out().map(|shard| shard.0).collect();
         let portion = work.portion.clone();
         let message = ToWorker::Work { base, portion, push_at_once, behind };
