@@ -1,14 +1,21 @@
-//! Assembly: when a contribution is complete on every shard of its round, and so may count there.
+//! Assembly: when a contribution is complete on enough shards of its round, and so may count there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
-use crate::{Contribution, MachineError, ShardId, Version, WorkerId};
+use crate::{Blocks, Contribution, MachineError, ShardId, Shards, Time, Version, WorkerId};
 
-/// Contributions of which some shards hold their part. Half a contribution never reaches a sum:
-/// only a whole one leaves here.
-#[derive(Debug, Default)]
+/// Makes what decides, for one worker, how long the parts of its contributions are waited for.
+pub type PushRule = Box<dyn Fn() -> Shards + Send>;
+
+/// Contributions of which some shards hold their part. A part is whole or does not count; and so is a
+/// contribution, unless a rule says for which shards' parts of it to wait.
+#[derive(Default)]
 pub(crate) struct Assembly {
     parts: BTreeMap<(WorkerId, Version), Parts>,
+    partial: Option<Partial>,
 }
 
 #[derive(Debug, Default)]
@@ -17,37 +24,112 @@ struct Parts {
     staged: BTreeSet<ShardId>,
 }
 
+/// Contributions count before they are whole.
+struct Partial {
+    rule: PushRule,
+    /// Each shard's blocks.
+    blocks: Vec<Range<u32>>,
+    races: BTreeMap<WorkerId, Race>,
+    /// A shard that is waited for though the rule would not, and the pushes it has missed.
+    awaited: Option<(ShardId, u64)>,
+}
+
+/// How far a worker's last contribution has come.
+struct Race {
+    base: Version,
+    shards: Shards,
+}
+
 impl Assembly {
-    /// The worker says what it has put on the shards. Returns the contribution if it is whole on so
-    /// many.
+    /// Contributions count once they are complete on as many shards, of so many blocks each, as the
+    /// rule waits for.
+    pub(crate) fn partial(blocks: &[u32], rule: PushRule) -> Assembly {
+        let ends = blocks.iter().scan(0, |end, &blocks| {
+            let start = *end;
+            *end += blocks;
+            Some(start..*end)
+        });
+        let blocks = ends.collect();
+        let partial = Partial { rule, blocks, races: BTreeMap::new(), awaited: None };
+        Assembly { partial: Some(partial), ..Assembly::default() }
+    }
+
+    /// The worker says what it has put on the shards that are `of` its round. Returns the contribution
+    /// if it is to be counted now.
     pub(crate) fn said(
         &mut self,
         contribution: Contribution,
-        shards: usize,
+        of: &BTreeSet<ShardId>,
+        now: Time,
     ) -> Result<Option<Contribution>, MachineError> {
         let (worker, base) = (contribution.worker, contribution.base);
-        let said = &mut self.parts.entry((worker, base)).or_default().said;
-        if said.replace(contribution).is_some() {
+        let parts = self.parts.entry((worker, base)).or_default();
+        if parts.said.replace(contribution).is_some() {
             return Err(MachineError::SaidTwice { worker, base });
         }
-        Ok(self.whole((worker, base), shards))
+        if let Some(partial) = &mut self.partial {
+            partial.begin(worker, base, of, &parts.staged, now);
+        }
+        Ok(self.whole((worker, base), of, now))
     }
 
-    /// A shard holds its part, checked. Returns the contribution if it is whole on so many.
+    /// A shard holds its part, checked. Returns the contribution if it is to be counted now.
     pub(crate) fn staged(
         &mut self,
         worker: WorkerId,
         base: Version,
         shard: ShardId,
-        shards: usize,
+        of: &BTreeSet<ShardId>,
+        now: Time,
     ) -> Option<Contribution> {
         self.parts.entry((worker, base)).or_default().staged.insert(shard);
-        self.whole((worker, base), shards)
+        self.answered(worker, base, shard, now);
+        self.whole((worker, base), of, now)
+    }
+
+    /// A shard holds its part of a contribution that was counted, or given up, before.
+    pub(crate) fn answered(&mut self, worker: WorkerId, base: Version, shard: ShardId, now: Time) {
+        let Some(partial) = &mut self.partial else { return };
+        if let Some(race) = partial.races.get_mut(&worker).filter(|race| race.base == base) {
+            // It may have said so twice.
+            let _ = race.shards.answered(shard, now);
+        }
+    }
+
+    /// The blocks of a shard, where contributions count before they are whole.
+    pub(crate) fn blocks_of(&self, ShardId(shard): ShardId) -> Option<Blocks> {
+        let blocks = self.partial.as_ref()?.blocks.get(shard as usize)?;
+        Some(Blocks::Only(blocks.clone().collect()))
+    }
+
+    /// Contributions of which no more parts are waited for by now.
+    pub(crate) fn due(&mut self, of: &BTreeSet<ShardId>, now: Time) -> Vec<Contribution> {
+        let Some(partial) = &self.partial else { return Vec::new() };
+        let wakes = |key: &&(WorkerId, Version)| {
+            let race = partial.races.get(&key.0).filter(|race| race.base == key.1);
+            race.and_then(|race| race.shards.next_wake()).is_some_and(|at| at <= now)
+        };
+        let due: Vec<_> = self.parts.keys().filter(wakes).copied().collect();
+        due.into_iter().filter_map(|key| self.whole(key, of, now)).collect()
+    }
+
+    /// The next moment at which [`Self::due`] must be asked.
+    pub(crate) fn next_wake(&self) -> Option<Time> {
+        let races = self.partial.iter().flat_map(|partial| partial.races.values());
+        races.filter_map(|race| race.shards.next_wake()).min()
+    }
+
+    /// A shard whose part is waited for at the bound, if that is news.
+    pub(crate) fn take_awaited(&mut self) -> Option<(ShardId, u64)> {
+        self.partial.as_mut()?.awaited.take()
     }
 
     /// Nothing more will come of this worker's parts.
     pub(crate) fn forget(&mut self, worker: WorkerId) {
         self.parts.retain(|&(owner, _), _| owner != worker);
+        if let Some(partial) = &mut self.partial {
+            partial.races.remove(&worker);
+        }
     }
 
     /// Nothing more will come of this worker's parts from before `base`.
@@ -61,11 +143,55 @@ impl Assembly {
         self.parts.remove(&(worker, base));
     }
 
-    fn whole(&mut self, key: (WorkerId, Version), shards: usize) -> Option<Contribution> {
-        let parts = self.parts.get(&key)?;
-        if parts.staged.len() < shards || parts.said.is_none() {
+    fn whole(
+        &mut self,
+        key: (WorkerId, Version),
+        of: &BTreeSet<ShardId>,
+        now: Time,
+    ) -> Option<Contribution> {
+        let parts = self.parts.get(&key).filter(|parts| parts.said.is_some())?;
+        let whole = of.is_subset(&parts.staged);
+        if !whole && !self.partial.as_mut().is_some_and(|partial| partial.is_enough(key, now)) {
             return None;
         }
-        self.parts.remove(&key)?.said
+        let Parts { said, staged } = self.parts.remove(&key)?;
+        let blocks = match &self.partial {
+            Some(partial) if !whole => partial.of(&staged),
+            _ => Blocks::All,
+        };
+        said.map(|said| Contribution { blocks, ..said })
+    }
+}
+
+impl Partial {
+    fn begin(
+        &mut self,
+        worker: WorkerId,
+        base: Version,
+        of: &BTreeSet<ShardId>,
+        staged: &BTreeSet<ShardId>,
+        now: Time,
+    ) {
+        let new = || Race { base, shards: (self.rule)() };
+        let race = self.races.entry(worker).or_insert_with(new);
+        race.base = base;
+        race.shards.update(|shard| of.contains(&shard), now);
+        for &shard in staged {
+            // A part of it may have come before it was left out.
+            let _ = race.shards.answered(shard, now);
+        }
+    }
+
+    fn is_enough(&mut self, (worker, base): (WorkerId, Version), now: Time) -> bool {
+        let Some(race) = self.races.get_mut(&worker).filter(|race| race.base == base) else {
+            return false;
+        };
+        self.awaited = race.shards.advance(now).or(self.awaited);
+        race.shards.is_ready()
+    }
+
+    fn of(&self, staged: &BTreeSet<ShardId>) -> Blocks {
+        let ranges = staged.iter().filter_map(|shard| self.blocks.get(shard.0 as usize));
+        Blocks::Only(ranges.flat_map(Range::clone).collect())
     }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::WorkerId;
 
-/// Which blocks something is about. Rounds with atomic membership only ever say `All`.
+/// Which blocks something is about. Without partial pushes it is always `All`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Blocks {
@@ -26,20 +26,17 @@ impl Blocks {
         }
     }
 
-    /// Whether all of `others` are among them.
-    pub fn covers(&self, others: &Blocks) -> bool {
-        match (self, others) {
-            (Blocks::All, _) => true,
-            (Blocks::Only(_), Blocks::All) => false,
-            (Blocks::Only(mine), Blocks::Only(others)) => others.is_subset(mine),
-        }
+    /// Whether these are all.
+    pub fn is_all(&self) -> bool {
+        *self == Blocks::All
     }
 
-    /// How many of a model's `total` blocks these are.
-    pub fn count(&self, total: u32) -> u32 {
-        match self {
-            Blocks::All => total,
-            Blocks::Only(set) => set.len() as u32,
+    /// Takes `more` in.
+    pub fn extend(&mut self, more: &Blocks) {
+        match (self, more) {
+            (Blocks::All, _) => {}
+            (all, Blocks::All) => *all = Blocks::All,
+            (Blocks::Only(mine), Blocks::Only(more)) => mine.extend(more),
         }
     }
 }

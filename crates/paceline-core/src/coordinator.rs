@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 use crate::{
     Contribution, Event, EventKind, LeaveReason, Ledger, LedgerError, MachineError, NoiseScale,
     Phase, Policy, Round, RoundConfig, RoundMachine, ShardId, Shards, StopReason, Straggler, Time,
-    Version, Work, WorkerId, assembly::Assembly,
+    Version, Work, WorkerId,
+    assembly::{Assembly, PushRule},
 };
 
 /// Whoever is nearly as fast as the median is given as much.
@@ -28,6 +29,8 @@ pub struct Coordinator {
     shards: Shards,
     /// The shard that the next round waits for at its bound, if one is.
     awaited: Option<ShardId>,
+    /// The shard whose parts this round's contributions wait for at the bound.
+    parts_awaited: Option<(Round, ShardId)>,
     noise: NoiseScale,
     events: VecDeque<Event>,
 }
@@ -52,9 +55,16 @@ impl Coordinator {
             batch,
             shards,
             awaited: None,
+            parts_awaited: None,
             noise: NoiseScale::default(),
             events: VecDeque::new(),
         }
+    }
+
+    /// The same, but contributions count once they are complete on as many shards, of so many blocks
+    /// each, as the rule waits for. What comes to the others while the round is open counts there.
+    pub fn with_partial_pushes(self, blocks: &[u32], rule: PushRule) -> Self {
+        Coordinator { assembly: Assembly::partial(blocks, rule), ..self }
     }
 
     /// The round machine, to look at.
@@ -132,9 +142,9 @@ impl Coordinator {
     ) -> Result<(), MachineError> {
         let (worker, base) = (contribution.worker, contribution.base);
         self.catch_up(now);
-        self.machine.work_of(worker, base)?;
+        self.machine.check(&contribution)?;
         self.forget_before(worker, base);
-        match self.assembly.said(contribution, self.shards.fresh().len())? {
+        match self.assembly.said(contribution, self.shards.fresh(), now)? {
             Some(whole) => self.arrive(whole, now),
             None => Ok(()),
         }
@@ -151,13 +161,25 @@ impl Coordinator {
     ) -> Result<bool, MachineError> {
         self.catch_up(now);
         if self.machine.work_of(worker, base).is_err() {
-            return Ok(false);
+            return Ok(self.land(worker, base, shard, now));
         }
-        let shards = self.shards.fresh().len();
-        if let Some(whole) = self.assembly.staged(worker, base, shard, shards) {
+        if let Some(whole) = self.assembly.staged(worker, base, shard, self.shards.fresh(), now) {
             self.arrive(whole, now)?;
         }
         Ok(true)
+    }
+
+    /// A part comes of what is not waited for any more; says whether it still counts on its shard.
+    fn land(&mut self, worker: WorkerId, base: Version, shard: ShardId, now: Time) -> bool {
+        self.assembly.answered(worker, base, shard, now);
+        let blocks =
+            self.assembly.blocks_of(shard).filter(|_| self.shards.fresh().contains(&shard));
+        let share = blocks.and_then(|blocks| self.machine.extend(worker, base, &blocks));
+        if let Some(share) = share {
+            let kind = EventKind::Landed { worker, base, shard, share };
+            self.events.push_back(Event { at: now, kind });
+        }
+        share.is_some()
     }
 
     /// What was due before comes first, in the books as well: who arrives after a close that nobody has
@@ -234,8 +256,21 @@ impl Coordinator {
                 self.machine.enlist(work, now);
             }
         }
+        for whole in self.assembly.due(self.shards.fresh(), now) {
+            self.arrive(whole, now).expect("it was checked when it was said");
+        }
+        self.note_awaited_parts(now);
         self.machine.decide(now);
         self.pump();
+    }
+
+    fn note_awaited_parts(&mut self, now: Time) {
+        let Some((shard, rounds)) = self.assembly.take_awaited() else { return };
+        let here = Some((self.machine.round(), shard));
+        if std::mem::replace(&mut self.parts_awaited, here) != here {
+            let kind = EventKind::ShardAwaited { shard, rounds };
+            self.events.push_back(Event { at: now, kind });
+        }
     }
 
     /// What of a whole portion each of these workers is given: as much as it does in the time that the
@@ -290,7 +325,7 @@ impl Coordinator {
                 self.ledger.give_back(*worker, *base)?;
             }
             EventKind::Closed { round, .. } => {
-                self.shards.update(event.at);
+                self.shards.update(|_| true, event.at);
                 self.ledger.close()?;
                 self.give_back_taken(round.base())?;
             }
@@ -324,6 +359,7 @@ impl Coordinator {
 
     /// The next moment at which [`Self::advance`] must be called even if nothing happens.
     pub fn next_wake(&self) -> Option<Time> {
-        [self.machine.next_wake(), self.shards.next_wake()].into_iter().flatten().min()
+        let wakes = [self.machine.next_wake(), self.shards.next_wake(), self.assembly.next_wake()];
+        wakes.into_iter().flatten().min()
     }
 }

@@ -9,8 +9,8 @@ use std::{fmt, path::PathBuf, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BlockClose, LedgerReport, Round, RunTime, SampleCounts, ShardId, ShardWork, Time, Version,
-    Work, WorkerId,
+    BlockClose, Blocks, LedgerReport, Round, RunTime, SampleCounts, ShardId, ShardWork, Time,
+    Version, Work, WorkerId,
 };
 
 /// Something that happened, and when. One line of the event log.
@@ -77,7 +77,8 @@ pub enum EventKind {
         /// Who was given which samples.
         work: Work,
     },
-    /// A contribution is complete on every shard and accepted into the open round.
+    /// A contribution is complete, on every shard or on as many as are waited for, and accepted into the
+    /// open round.
     Arrived {
         /// The round it is counted in.
         round: Round,
@@ -94,6 +95,21 @@ pub enum EventKind {
         loss: f64,
         /// How long it took.
         run_time: RunTime,
+        /// The blocks that it is complete on.
+        #[serde(skip_serializing_if = "Blocks::is_all", default)]
+        blocks: Blocks,
+    },
+    /// Another shard's part of a contribution that is accepted has come, and counts there.
+    Landed {
+        /// The version it was computed from.
+        base: Version,
+        /// Whose.
+        worker: WorkerId,
+        /// Where.
+        shard: ShardId,
+        /// What of it counts.
+        #[serde(skip_serializing_if = "is_one", default = "one")]
+        share: f64,
     },
     /// A contribution came after its round had closed and is dropped.
     Late {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::{Arrival, Assignment, Blocks, CutReason, Round, RunTime, Time, Version, WorkerId};
+use crate::{Arrival, Assignment, CutReason, Round, RunTime, Time, Version, WorkerId};
 
 /// Decides when a round stops waiting. One file per policy, in `paceline-policy`.
 ///
@@ -37,12 +37,6 @@ pub trait Policy: Send {
         pays
     }
 
-    /// Whether it may close some blocks before others. Shards then fold a block only when it
-    /// closes, since a float sum cannot be undone.
-    fn closes_by_block(&self) -> bool {
-        false
-    }
-
     /// How long a worker takes for a whole portion, in seconds, as far as it is known.
     fn typical(&self, _worker: WorkerId) -> Option<f64> {
         None
@@ -74,10 +68,8 @@ pub enum Decision {
         /// Ask again after this many more arrivals; 0 counts as 1.
         arrivals: usize,
     },
-    /// Stop waiting for these blocks (all, unless blocks close one by one).
+    /// Stop waiting.
     Cut {
-        /// Which blocks close with those who have arrived.
-        blocks: Blocks,
         /// Why now.
         reason: CutReason,
     },
@@ -87,9 +79,9 @@ impl Decision {
     /// Wait for the next arrival, however long it takes.
     pub const WAIT: Decision = Decision::Wait { until: None, arrivals: 1 };
 
-    /// Cut the whole round.
+    /// Stop waiting.
     pub fn cut(reason: CutReason) -> Decision {
-        Decision::Cut { blocks: Blocks::All, reason }
+        Decision::Cut { reason }
     }
 }
 

@@ -37,8 +37,6 @@ pub(crate) struct Roster {
     /// Late ones of older rounds that ride along, with their shares. Policies do not see them.
     pub(crate) folded: Vec<(Contribution, f64)>,
     pub(crate) working: BTreeMap<WorkerId, Assignment>,
-    /// Blocks that closed before the rest, with how many had arrived.
-    pub(crate) frozen: Vec<(BTreeSet<u32>, usize)>,
     quorum: usize,
     /// Micro-batches that count one by one at the cut; 1 where a contribution is all or nothing.
     partial: u32,
@@ -59,7 +57,6 @@ impl Roster {
             arrivals: Vec::new(),
             folded: Vec::new(),
             working: BTreeMap::new(),
-            frozen: Vec::new(),
             quorum: config.quorum,
             partial,
             batch: config.batch,
@@ -117,35 +114,30 @@ impl Roster {
         self.working.iter().filter(move |(_, w)| may_come(w)).map(|(&id, w)| (id, w))
     }
 
+    /// Who is in the sum of which blocks: one membership for all, or, of a model of so many blocks, one
+    /// for each set of blocks that the same contributions are complete on.
     pub(crate) fn memberships(&self, blocks: u32) -> Vec<BlockClose> {
-        let members = |arrived: &[Arrival], blocks: &Blocks| {
-            let fresh = arrived.iter().map(|arrival| (&arrival.contribution, arrival.worth));
-            let folded = self.folded.iter().map(|(contribution, share)| (contribution, *share));
-            let mut members: Vec<(WorkerId, f64)> = fresh
-                .chain(folded)
-                .filter(|(c, _)| c.blocks.covers(blocks))
-                .map(|(c, share)| (c.worker, share * c.weight))
-                .collect();
-            members.sort_by_key(|&(worker, _)| worker);
-            members
+        let fresh = self.arrivals.iter().map(|arrival| (&arrival.contribution, arrival.worth));
+        let folded = self.folded.iter().map(|(contribution, share)| (contribution, *share));
+        let mut all: Vec<(&Contribution, f64)> = fresh.chain(folded).collect();
+        all.sort_by_key(|(contribution, _)| contribution.worker);
+        let of = |block: u32| -> Vec<(WorkerId, f64)> {
+            let members = all.iter().filter(|(c, _)| c.blocks.contains(block));
+            members.map(|(c, share)| (c.worker, share * c.weight)).collect()
         };
-        let early = self.frozen.iter().map(|(set, arrived)| {
-            let blocks = Blocks::Only(set.clone());
-            BlockClose { members: members(&self.arrivals[..*arrived], &blocks), blocks }
-        });
-        let mut closes: Vec<BlockClose> = early.collect();
-        let rest = match closes.is_empty() {
-            true => Blocks::All,
-            false => Blocks::Only(
-                (0..blocks)
-                    .filter(|b| !self.frozen.iter().any(|(set, _)| set.contains(b)))
-                    .collect(),
-            ),
-        };
-        if rest.count(blocks) > 0 {
-            closes.push(BlockClose { members: members(&self.arrivals, &rest), blocks: rest });
+        if all.iter().all(|(contribution, _)| contribution.blocks.is_all()) {
+            return vec![BlockClose { blocks: Blocks::All, members: of(0) }];
         }
-        closes
+        let mut closes: Vec<(Vec<(WorkerId, f64)>, BTreeSet<u32>)> = Vec::new();
+        for block in 0..blocks {
+            let members = of(block);
+            match closes.iter_mut().find(|(same, _)| *same == members) {
+                Some((_, set)) => drop(set.insert(block)),
+                None => closes.push((members, BTreeSet::from([block]))),
+            }
+        }
+        let close = |(members, set)| BlockClose { blocks: Blocks::Only(set), members };
+        closes.into_iter().map(close).collect()
     }
 
     /// The shares of a whole portion of those who were given less, of those in [`Self::run_times`].

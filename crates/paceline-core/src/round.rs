@@ -259,22 +259,16 @@ impl RoundMachine {
         Ok(())
     }
 
-    /// A contribution is complete on every shard. It is accepted or it is late; the event says
-    /// which.
+    /// A contribution is complete, on every shard or on as many as are waited for. It is accepted or
+    /// it is late; the event says which.
     pub fn handle_arrival(
         &mut self,
         contribution: Contribution,
         now: Time,
     ) -> Result<(), MachineError> {
         self.catch_up(now);
-        let Contribution { worker, base, weight, loss, .. } = contribution;
-        let given = self.work_of(worker, base)?;
-        if !(weight > 0.0 && weight <= f64::from(given.samples)) {
-            return Err(MachineError::BadWeight { worker, weight, samples: given.samples });
-        }
-        if !loss.is_finite() || contribution.square.is_some_and(|square| !square.is_finite()) {
-            return Err(MachineError::BadLoss { worker, loss });
-        }
+        let given = self.check(&contribution)?;
+        let Contribution { worker, base, weight, .. } = contribution;
         let share = weight / f64::from(given.samples);
         let in_time = self.end_work(worker, base);
         let elapsed = now.since(given.started);
@@ -308,6 +302,45 @@ impl RoundMachine {
         Ok(())
     }
 
+    /// What the contribution comes of, if what is said of it can be.
+    pub(crate) fn check(&self, contribution: &Contribution) -> Result<Assignment, MachineError> {
+        let &Contribution { worker, base, weight, loss, .. } = contribution;
+        let given = self.work_of(worker, base)?;
+        if !(weight > 0.0 && weight <= f64::from(given.samples)) {
+            return Err(MachineError::BadWeight { worker, weight, samples: given.samples });
+        }
+        if !loss.is_finite() || contribution.square.is_some_and(|square| !square.is_finite()) {
+            return Err(MachineError::BadLoss { worker, loss });
+        }
+        Ok(given)
+    }
+
+    /// More blocks of a contribution that was accepted before it was whole have come. Returns what of it
+    /// counts, if its round is not closed yet.
+    pub(crate) fn extend(&mut self, worker: WorkerId, base: Version, more: &Blocks) -> Option<f64> {
+        if self.phase == Phase::Closed {
+            return None;
+        }
+        let of = |arrival: &&mut Arrival| {
+            let Contribution { worker: owner, base: from, .. } = arrival.contribution;
+            (owner, from) == (worker, base)
+        };
+        let arrival = self.roster.arrivals.iter_mut().find(of)?;
+        arrival.contribution.blocks.extend(more);
+        Some(arrival.worth)
+    }
+
+    /// Closes the open round with whoever has arrived, though the policy would wait.
+    pub(crate) fn give_up(&mut self, now: Time) {
+        self.catch_up(now);
+        if self.phase == Phase::Open {
+            self.cut_at = now;
+        }
+        if self.phase != Phase::Closed {
+            self.close(now);
+        }
+    }
+
     /// What `worker` was given to compute from `base`: its present work, or what a close took.
     pub fn work_of(&self, worker: WorkerId, base: Version) -> Result<Assignment, MachineError> {
         // Who has work is live; this is asked for every part of every contribution.
@@ -338,8 +371,8 @@ impl RoundMachine {
     }
 
     fn accept(&mut self, arrival: Arrival, now: Time) {
-        let Contribution { worker, base, weight, loss, .. } = arrival.contribution;
-        let (round, run_time) = (self.roster.round, arrival.run_time);
+        let Contribution { worker, base, weight, loss, ref blocks, .. } = arrival.contribution;
+        let (round, run_time, blocks) = (self.roster.round, arrival.run_time, blocks.clone());
         let mut share = arrival.worth;
         if base >= self.roster.oldest_admissible() {
             self.roster.arrivals.push(arrival);
@@ -348,7 +381,9 @@ impl RoundMachine {
             share *= Late::share(round.base().0 - base.0);
             self.roster.folded.push((arrival.contribution, share));
         }
-        self.emit(now, EventKind::Arrived { round, base, worker, weight, share, loss, run_time });
+        let arrived =
+            EventKind::Arrived { round, base, worker, weight, share, loss, run_time, blocks };
+        self.emit(now, arrived);
     }
 
     /// Whether the next round may open: the last is closed, enough workers are live, one is idle.
@@ -376,7 +411,6 @@ impl RoundMachine {
         self.roster.opened = now;
         self.roster.arrivals.clear();
         self.roster.folded.clear();
-        self.roster.frozen.clear();
         self.ask_again();
         for work in &work {
             self.give(work, now);
@@ -485,10 +519,7 @@ impl RoundMachine {
                 let at = until.map(|at| at.max(now + SHORTEST_WAIT));
                 self.wake = Wake { at, arrivals: arrivals.max(1) };
             }
-            Decision::Cut { blocks, reason } if self.may_cut() => match blocks {
-                Blocks::All => self.cut(reason, now),
-                Blocks::Only(set) => self.freeze(set, reason, now),
-            },
+            Decision::Cut { reason } if self.may_cut() => self.cut(reason, now),
             // Held back by those the ledger waits for: only their arrival (or a change of
             // membership) can free it. Short of the quorum, every arrival may.
             Decision::Cut { .. } => {
@@ -504,23 +535,6 @@ impl RoundMachine {
         let participants = self.roster.arrivals.len() + self.roster.outstanding().count();
         self.roster.arrivals.len() >= self.config.quorum.min(participants).max(1)
             && self.roster.outstanding().all(|(_, work)| !work.waited_for)
-    }
-
-    /// Some blocks close with those who have arrived; the others stay open.
-    fn freeze(&mut self, mut set: BTreeSet<u32>, reason: CutReason, now: Time) {
-        set.retain(|&block| {
-            block < self.config.blocks
-                && !self.roster.frozen.iter().any(|(f, _)| f.contains(&block))
-        });
-        if !set.is_empty() {
-            self.roster.frozen.push((set, self.roster.arrivals.len()));
-        }
-        let frozen: usize = self.roster.frozen.iter().map(|(set, _)| set.len()).sum();
-        if frozen == self.config.blocks as usize {
-            self.cut(reason, now);
-        } else {
-            self.wake = Wake { at: None, arrivals: 1 };
-        }
     }
 
     fn cut(&mut self, reason: CutReason, now: Time) {

@@ -5,6 +5,9 @@
 //! the round after they have answered. How long an answer is waited for is decided as for workers, by
 //! a round machine and a policy over response times; a shard that has missed `most_stale` updates is
 //! waited for whatever the policy says.
+//!
+//! Whoever else waits for answers of several shards does so by the same rule: a worker for the values
+//! it pulls, and the coordinator for the parts of a contribution.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -20,6 +23,8 @@ pub struct Shards {
     blocks: Vec<u32>,
     /// What each has not answered yet.
     owed: Vec<Option<Owed>>,
+    /// Who has not answered is asked anew the next time.
+    anew: bool,
     /// A round has at least so many blocks that are fresh.
     least: u32,
     most_stale: u64,
@@ -57,11 +62,32 @@ impl Shards {
     /// Shards of so many blocks each, waited for as the policy says; but until `least` blocks are
     /// fresh in any case, and for those that have missed `most_stale` updates.
     pub fn new(blocks: &[u32], policy: Box<dyn Policy>, least: u32, most_stale: u64) -> Shards {
+        Shards::build(blocks, policy, least, most_stale, false)
+    }
+
+    /// The same, where answers are to questions of their own: who has not given one is asked the next
+    /// all the same.
+    pub fn asked_anew(
+        blocks: &[u32],
+        policy: Box<dyn Policy>,
+        least: u32,
+        most_stale: u64,
+    ) -> Shards {
+        Shards::build(blocks, policy, least, most_stale, true)
+    }
+
+    fn build(
+        blocks: &[u32],
+        policy: Box<dyn Policy>,
+        least: u32,
+        most_stale: u64,
+        anew: bool,
+    ) -> Shards {
         let config = RoundConfig {
             expected: blocks.len(),
             quorum_grace: Duration::MAX,
             join_grace: Duration::MAX,
-            straggler: Straggler::Finish,
+            straggler: if anew { Straggler::Abort } else { Straggler::Finish },
             ..RoundConfig::default()
         };
         let mut machine = RoundMachine::new(config, policy, Round(0));
@@ -72,6 +98,7 @@ impl Shards {
         }
         Shards {
             machine,
+            anew,
             blocks: blocks.iter().map(|&blocks| blocks.max(1)).collect(),
             owed: vec![None; blocks.len()],
             least,
@@ -88,7 +115,7 @@ impl Shards {
 
     /// Those that it does not have.
     pub fn left_out(&self) -> impl Iterator<Item = ShardId> {
-        (0..self.blocks.len() as u32).map(ShardId).filter(|shard| !self.fresh.contains(shard))
+        self.numbers().filter(|shard| !self.fresh.contains(shard))
     }
 
     /// How many there are.
@@ -103,14 +130,18 @@ impl Shards {
     }
 
     /// Whether the last update is far enough for a round to open.
-    pub(crate) fn is_ready(&self) -> bool {
+    pub fn is_ready(&self) -> bool {
         !self.waits
     }
 
-    /// The fresh shards are told to update.
-    pub(crate) fn update(&mut self, now: Time) {
+    /// The fresh shards that are `among` them are told to update. What was asked before and is still
+    /// waited for is not any more. Returns who was told.
+    pub fn update(&mut self, among: impl Fn(ShardId) -> bool, now: Time) -> Vec<ShardId> {
+        self.machine.give_up(now);
         let update = self.machine.round().base();
-        let work = |&ShardId(shard): &ShardId| Work {
+        let told = |shard: &ShardId| self.anew || self.fresh.contains(shard);
+        let told = self.numbers().filter(|&shard| told(&shard) && among(shard));
+        let work = |ShardId(shard): ShardId| Work {
             worker: WorkerId(shard),
             portion: Portion::new(SampleRange {
                 epoch: 0,
@@ -120,17 +151,27 @@ impl Shards {
             waited_for: false,
             worth: 1.0,
         };
-        let work: Vec<Work> = self.fresh.iter().map(work).collect();
-        for ShardId(shard) in &self.fresh {
-            self.owed[*shard as usize] = Some(Owed { update, missed: 0 });
+        let work: Vec<Work> = told.map(work).collect();
+        self.waits = !work.is_empty();
+        if !self.waits {
+            return Vec::new();
+        }
+        let told = work.iter().map(|work| ShardId(work.worker.0)).collect();
+        for &Work { worker: WorkerId(shard), .. } in &work {
+            let owed = &mut self.owed[shard as usize];
+            *owed = Some(Owed { update, missed: owed.map_or(0, |owed| owed.missed) });
         }
         self.machine.open(work, now);
-        self.waits = true;
         self.forget_events();
+        told
+    }
+
+    fn numbers(&self) -> impl Iterator<Item = ShardId> + use<> {
+        (0..self.blocks.len() as u32).map(ShardId)
     }
 
     /// A shard has answered the update it was told to make last.
-    pub(crate) fn answered(&mut self, shard: ShardId, now: Time) -> Result<(), MachineError> {
+    pub fn answered(&mut self, shard: ShardId, now: Time) -> Result<(), MachineError> {
         let worker = WorkerId(shard.0);
         let Some(Owed { update: base, .. }) =
             self.owed.get_mut(shard.0 as usize).and_then(Option::take)
@@ -145,9 +186,16 @@ impl Shards {
         Ok(())
     }
 
+    /// A shard has answered a question from before: it has missed only so many since.
+    pub fn caught_up(&mut self, shard: ShardId, missed: u64) {
+        if let Some(owed) = self.owed.get_mut(shard.0 as usize).and_then(Option::as_mut) {
+            owed.missed = missed;
+        }
+    }
+
     /// Decides whether enough have answered. Returns the shard that a round waits for although the
     /// policy would not, if one does.
-    pub(crate) fn advance(&mut self, now: Time) -> Option<(ShardId, u64)> {
+    pub fn advance(&mut self, now: Time) -> Option<(ShardId, u64)> {
         if !self.waits {
             return None;
         }
@@ -166,13 +214,13 @@ impl Shards {
             owed.missed += 1;
         }
         let answered = |&ShardId(shard): &ShardId| self.owed[shard as usize].is_none();
-        self.fresh = (0..self.blocks.len() as u32).map(ShardId).filter(answered).collect();
+        self.fresh = self.numbers().filter(answered).collect();
         self.machine.study();
         None
     }
 
     /// The next moment at which [`Self::advance`] must be called even if nothing happens.
-    pub(crate) fn next_wake(&self) -> Option<Time> {
+    pub fn next_wake(&self) -> Option<Time> {
         self.machine.next_wake().filter(|_| self.waits)
     }
 
@@ -215,7 +263,7 @@ mod tests {
     fn all_are_waited_for_unless_something_else_is_asked() {
         let mut shards = Shards::all(2);
         assert!(shards.is_ready());
-        shards.update(at(0));
+        shards.update(|_| true, at(0));
         shards.answered(ShardId(1), at(1)).unwrap();
         shards.advance(at(1));
         assert!(!shards.is_ready());
@@ -230,13 +278,13 @@ mod tests {
     #[test]
     fn a_round_has_as_many_fresh_blocks_as_are_asked_for() {
         let mut shards = Shards::new(&[1, 2, 5], Box::new(First(1)), 6, 9);
-        shards.update(at(0));
+        shards.update(|_| true, at(0));
         for (shard, ready) in [(1, false), (0, false), (2, true)] {
             shards.answered(ShardId(shard), at(1)).unwrap();
             shards.advance(at(1));
             assert_eq!(shards.is_ready(), ready, "{shard}");
         }
-        shards.update(at(2));
+        shards.update(|_| true, at(2));
         shards.answered(ShardId(2), at(3)).unwrap();
         shards.answered(ShardId(0), at(3)).unwrap();
         shards.advance(at(3));
@@ -247,7 +295,7 @@ mod tests {
     fn a_slow_shard_is_left_behind_comes_back_and_is_waited_for_at_the_bound() {
         let mut shards = Shards::new(&[4, 4, 4], Box::new(First(2)), 8, 3);
         let round = |shards: &mut Shards, ms: u64| {
-            shards.update(at(ms));
+            shards.update(|_| true, at(ms));
             shards.answered(ShardId(0), at(ms + 1)).unwrap();
             shards.answered(ShardId(2), at(ms + 1)).unwrap();
             shards.advance(at(ms + 1))
@@ -266,5 +314,32 @@ mod tests {
         assert!(shards.is_ready());
         assert_eq!(fresh(&shards), [0, 1, 2]);
         assert_eq!(shards.behind().count(), 0);
+    }
+
+    #[test]
+    fn who_does_not_answer_a_question_is_asked_the_next_and_waited_for_at_the_bound() {
+        let mut shards = Shards::asked_anew(&[1, 1], Box::new(First(1)), 1, 2);
+        for i in 0..2 {
+            shards.update(|_| true, at(10 * i));
+            shards.answered(ShardId(0), at(10 * i + 1)).unwrap();
+            assert_eq!(shards.advance(at(10 * i + 1)), None);
+            assert!(shards.is_ready());
+            assert_eq!(fresh(&shards), [0]);
+        }
+        shards.update(|_| true, at(20));
+        shards.answered(ShardId(0), at(21)).unwrap();
+        assert_eq!(shards.advance(at(21)), Some((ShardId(1), 2)));
+        assert!(!shards.is_ready());
+        // Nobody may want to know any more: the next question begins afresh.
+        shards.update(|_| true, at(30));
+        shards.answered(ShardId(1), at(31)).unwrap();
+        assert_eq!(shards.advance(at(31)), None);
+        assert!(shards.is_ready());
+        assert_eq!(fresh(&shards), [1]);
+        // Some need not be asked.
+        shards.update(|shard| shard == ShardId(1), at(40));
+        shards.answered(ShardId(1), at(41)).unwrap();
+        assert_eq!(shards.advance(at(41)), None);
+        assert_eq!(shards.behind().collect::<Vec<_>>(), [(ShardId(0), 2)]);
     }
 }

@@ -17,6 +17,8 @@ const SHARDS: u32 = 3;
 const WORKERS: u32 = 5;
 const SAMPLES: u32 = 97;
 
+/// Each shard's blocks.
+const SIZES: [u32; SHARDS as usize] = [2, 1, 1];
 const BLOCKS: u32 = 4;
 const MICRO_BATCHES: u32 = 4;
 const EPOCHS: u32 = 4;
@@ -75,8 +77,6 @@ struct Impatient {
     count: usize,
     lag: u64,
     grace: Duration,
-    /// Closes the first blocks when the first has arrived.
-    by_block: bool,
 }
 
 impl Policy for Impatient {
@@ -89,19 +89,11 @@ impl Policy for Impatient {
         if view.arrivals.len() >= self.count || view.now >= deadline {
             return Decision::cut(CutReason::Count { wanted: self.count as u32 });
         }
-        if self.by_block && view.arrivals.len() == 1 {
-            let blocks = Blocks::Only(BTreeSet::from([0, 2]));
-            return Decision::Cut { blocks, reason: CutReason::Deadline };
-        }
         Decision::Wait { until: Some(deadline), arrivals: 1 }
     }
 
     fn admissible_lag(&self) -> u64 {
         self.lag
-    }
-
-    fn closes_by_block(&self) -> bool {
-        self.by_block
     }
 
     fn grace(&mut self, _: &RoundView<'_>, _: Duration) -> Duration {
@@ -115,13 +107,22 @@ struct Onlooker {
     given: BTreeMap<(WorkerId, Version), Portion>,
     /// What each shard holds staged.
     staged: Vec<BTreeSet<(WorkerId, Version)>>,
-    /// The open round's arrivals, in order: who, with what weight, of which samples.
-    arrived: Vec<(WorkerId, f64, Vec<SampleRange>)>,
+    /// The open round's arrivals, in order.
+    arrived: Vec<Arrived>,
     counted: BTreeSet<(WorkerId, Version)>,
+    reported: BTreeSet<(u32, Version, u32)>,
     cut: BTreeSet<Round>,
     closed: BTreeSet<Round>,
     used: BTreeMap<u32, Vec<bool>>,
     used_weight: f64,
+}
+
+/// Who arrived, with what weight, of which samples, and on which shards.
+struct Arrived {
+    worker: WorkerId,
+    weight: f64,
+    ranges: Vec<SampleRange>,
+    shards: BTreeSet<u32>,
 }
 
 impl Onlooker {
@@ -140,10 +141,17 @@ impl Onlooker {
             EventKind::Enlisted { round, work } => {
                 self.given.insert((work.worker, round.base()), work.portion.clone());
             }
-            EventKind::Arrived { round, base, worker, weight, share, .. } => {
+            EventKind::Arrived { round, base, worker, weight, share, blocks, .. } => {
                 assert!(!self.closed.contains(round), "closed accepts nothing");
                 assert!(*share == 1.0 || *base < round.base(), "what is in time counts whole");
-                self.arrived(*base, *worker, *weight, *share);
+                self.arrived(*base, *worker, *weight, *share, blocks);
+            }
+            EventKind::Landed { base, worker, shard, .. } => {
+                let staged = &mut self.staged[shard.0 as usize];
+                assert!(staged.remove(&(*worker, *base)), "what landed has come");
+                let arrived = self.arrived.iter_mut().find(|arrived| arrived.worker == *worker);
+                let shards = &mut arrived.expect("it has arrived before").shards;
+                assert!(shards.insert(shard.0), "it landed once");
             }
             EventKind::Cut { round, .. } => assert!(self.cut.insert(*round), "{round} cut twice"),
             EventKind::Closed { round, closes, .. } => {
@@ -154,11 +162,28 @@ impl Onlooker {
         }
     }
 
-    fn arrived(&mut self, base: Version, worker: WorkerId, weight: f64, share: f64) {
+    fn arrived(
+        &mut self,
+        base: Version,
+        worker: WorkerId,
+        weight: f64,
+        share: f64,
+        blocks: &Blocks,
+    ) {
         assert!(self.counted.insert((worker, base)), "{worker} {base} counted twice");
-        for staged in &mut self.staged {
-            assert!(staged.remove(&(worker, base)), "half a contribution was counted");
+        let mut shards = BTreeSet::new();
+        let mut first = 0;
+        for (shard, size) in (0..).zip(SIZES) {
+            let here = blocks.contains(first);
+            assert!((first..first + size).all(|block| blocks.contains(block) == here));
+            first += size;
+            if here {
+                let staged = &mut self.staged[shard as usize];
+                assert!(staged.remove(&(worker, base)), "half a contribution was counted");
+                shards.insert(shard);
+            }
         }
+        assert!(!shards.is_empty(), "something of it has come");
         let given = &self.given[&(worker, base)];
         assert!(weight as u32 <= given.len(), "more than was given");
         let mut left = weight as u32;
@@ -167,28 +192,23 @@ impl Onlooker {
             range.end = range.end.min(range.start + left);
             left -= range.end - range.start;
         }
-        self.arrived.push((worker, share * weight, ranges));
+        self.arrived.push(Arrived { worker, weight: share * weight, ranges, shards });
     }
 
-    /// Every block closes once; those that close early do with the first who arrived, the others
-    /// with all.
+    /// Every block closes once, with all who have arrived there.
     fn closed(&mut self, closes: &[BlockClose]) {
-        let arrived = std::mem::take(&mut self.arrived);
-        let members = |count: usize| {
-            let mut members: Vec<(WorkerId, f64)> =
-                arrived[..count].iter().map(|(worker, weight, _)| (*worker, *weight)).collect();
-            members.sort_by_key(|&(worker, _)| worker);
-            members
-        };
-        for block in 0..BLOCKS {
+        let mut arrived = std::mem::take(&mut self.arrived);
+        arrived.sort_by_key(|arrived| arrived.worker);
+        let shards = (0..).zip(SIZES).flat_map(|(shard, size)| vec![shard; size as usize]);
+        for (block, shard) in (0..).zip(shards) {
             let of = |close: &&BlockClose| close.blocks.contains(block);
             let mine: Vec<&BlockClose> = closes.iter().filter(of).collect();
             assert_eq!(mine.len(), 1, "block {block} closes once");
-            let early = closes.len() > 1 && (block == 0 || block == 2);
-            let count = if early { mine[0].members.len() } else { arrived.len() };
-            assert_eq!(mine[0].members, members(count), "block {block} of {closes:?}");
+            let there = arrived.iter().filter(|arrived| arrived.shards.contains(&shard));
+            let members: Vec<_> = there.map(|arrived| (arrived.worker, arrived.weight)).collect();
+            assert_eq!(mine[0].members, members, "block {block} of {closes:?}");
         }
-        for range in arrived.into_iter().flat_map(|(_, _, ranges)| ranges) {
+        for range in arrived.into_iter().flat_map(|arrived| arrived.ranges) {
             self.used_weight += f64::from(range.len());
             let fresh = || vec![false; SAMPLES as usize];
             let epoch = self.used.entry(range.epoch).or_insert_with(fresh);
@@ -285,7 +305,8 @@ impl World {
 
     fn stage(&mut self, worker: u32, shard: u32, before: bool) {
         let Some((base, _)) = self.hand(worker, before) else { return };
-        if self.onlooker.counted.contains(&(WorkerId(worker), base)) {
+        // A shard reports a part once.
+        if !self.onlooker.reported.insert((worker, base, shard)) {
             return;
         }
         self.onlooker.staged[shard as usize].insert((WorkerId(worker), base));
@@ -312,7 +333,7 @@ struct Case {
     count: usize,
     lag: u64,
     grace: u64,
-    by_block: bool,
+    partial: bool,
     straggler: Straggler,
     fold: bool,
 }
@@ -330,16 +351,15 @@ fn case() -> impl Strategy<Value = Case> {
         straggler,
         any::<bool>(),
     )
-        .prop_map(|(steps, quorum, count, lag, grace, by_block, straggler, fold)| Case {
+        .prop_map(|(steps, quorum, count, lag, grace, partial, straggler, fold)| Case {
             steps,
             quorum,
             count,
             lag,
             grace,
-            by_block,
+            partial,
             straggler,
-            // Blocks that close early do so with the first who came, and a late one is neither.
-            fold: fold && !by_block && straggler == Straggler::Finish,
+            fold: fold && !partial && straggler == Straggler::Finish,
         })
 }
 
@@ -354,12 +374,19 @@ fn play(case: &Case) -> World {
         blocks: BLOCKS,
         ..RoundConfig::default()
     };
-    let Case { count, lag, by_block, .. } = *case;
+    let Case { count, lag, .. } = *case;
     let grace = Duration::from_millis(case.grace);
-    let policy = Box::new(Impatient { count, lag, grace, by_block });
+    let policy = Box::new(Impatient { count, lag, grace });
     let ledger = Ledger::new(SAMPLES, Some(EPOCHS));
+    let mut coordinator =
+        Coordinator::new(config, policy, ledger, 8, Shards::all(SHARDS), Round(0));
+    if case.partial {
+        let first = || Impatient { count: 1, lag: 0, grace: Duration::ZERO };
+        let rule = move || Shards::asked_anew(&SIZES, Box::new(first()), 2, 3);
+        coordinator = coordinator.with_partial_pushes(&SIZES, Box::new(rule));
+    }
     let mut world = World {
-        coordinator: Coordinator::new(config, policy, ledger, 8, Shards::all(SHARDS), Round(0)),
+        coordinator,
         onlooker: Onlooker::new(),
         now: Time::ZERO,
         live: BTreeSet::new(),
@@ -407,7 +434,7 @@ fn the_cases_reach_what_they_are_about() {
         rounds += closed;
         some += u32::from(closed >= 3);
         epochs += u32::from(complete(&world) > 0);
-        early += u32::from(case.by_block && closed > 0);
+        early += u32::from(case.partial && closed > 0);
         let used = world.onlooker.used_weight;
         parts += u32::from(case.straggler == Straggler::Salvage && used % 8.0 != 0.0);
     }

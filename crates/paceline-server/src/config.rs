@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time
 use paceline_core::{LedgerState, RoundConfig, Version};
 use paceline_model::Model;
 use paceline_params::{Checkpoint, FlatVec, LrScaling, TensorSpec, UpdateConfig, WireType};
-use paceline_policy::{Objective, PolicySpec, Pull};
-use paceline_wire::Transport;
+use paceline_policy::{Enough, Objective, PolicySpec};
+use paceline_wire::{Transport, message::ShardPace};
 use serde::{Deserialize, Serialize};
 
 /// One run, from its first round to its last.
@@ -40,14 +40,16 @@ pub struct ServerConfig {
     pub round: RoundConfig,
     /// How the parameters are cut up and spread.
     pub placement: Placement,
-    /// Which shards a round needs.
-    pub pull: Pull,
-    /// A shard that has missed so many updates is waited for.
+    /// Which shards a round needs, and of which blocks a worker needs the newest values.
+    pub pull: Enough,
+    /// On how many blocks a contribution must be complete to count.
+    pub push: Enough,
+    /// A shard that has missed so many updates, pulls or pushes is waited for.
     pub max_stale: u64,
     /// A shard's update is padded to so long, on purpose.
     pub shard_nominal: Option<Duration>,
-    /// Shards that take so many times as long, on purpose.
-    pub slow_shards: BTreeMap<u32, f64>,
+    /// What shards are put through besides, on purpose.
+    pub slow_shards: BTreeMap<u32, ShardPace>,
     /// How gradients and parameters travel between workers and shards.
     pub wire: WireType,
     /// How an update is made.
@@ -73,7 +75,12 @@ pub struct ServerConfig {
 impl ServerConfig {
     /// Whether contributions stay in the staging memory until their round closes.
     pub(crate) fn folds_at_close(&self) -> bool {
-        self.deterministic || self.policy.build().closes_by_block()
+        self.deterministic
+    }
+
+    /// Whether a shard may be left behind, by rounds, by pulls or by pushes.
+    pub(crate) fn is_weak(&self) -> bool {
+        self.pull != Enough::All || self.push != Enough::All
     }
 
     /// Whether something depends on the gradient noise scale.

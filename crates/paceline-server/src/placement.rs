@@ -4,7 +4,6 @@ use std::sync::{Arc, mpsc};
 
 use paceline_core::{ShardId, Version, WorkerId};
 use paceline_params::{Block, FlatVec, Layout};
-use paceline_policy::Pull;
 use paceline_wire::{
     Transport,
     message::{FromShard, ShardPace, ShardSpec, ToShard},
@@ -93,11 +92,11 @@ impl Shards {
             fold_at_close: config.folds_at_close(),
             patience: config.liveness,
             // Who is left behind reads gradients later than their memory is kept for it.
-            sharers: (config.transport == Transport::Auto && config.pull == Pull::All)
+            sharers: (config.transport == Transport::Auto && !config.is_weak())
                 .then_some(u32::try_from(config.round.expected).unwrap_or(u32::MAX)),
             pace: ShardPace {
                 nominal: config.shard_nominal,
-                factor: config.slow_shards.get(&index).copied().unwrap_or(1.0),
+                ..config.slow_shards.get(&index).copied().unwrap_or_default()
             },
         };
         let specs: Vec<ShardSpec> = (0..config.placement.shards).map(spec).collect();

@@ -2,11 +2,16 @@
 
 mod common;
 
-use std::{collections::BTreeMap, thread, time::Duration};
+use std::{
+    collections::BTreeMap,
+    thread,
+    time::{Duration, Instant},
+};
 
 use common::{Server, config, start};
 use paceline_core::{Event, EventKind};
 use paceline_server::{Evaluation, Outcome, ServerConfig};
+use paceline_wire::message::ShardPace;
 
 /// Four shards of two blocks each, of which one takes 100 ms for an update and the others 4.
 fn weak(pull: &str, max_stale: u64, rounds: u64) -> ServerConfig {
@@ -15,7 +20,8 @@ fn weak(pull: &str, max_stale: u64, rounds: u64) -> ServerConfig {
     config.pull = pull.parse().unwrap();
     config.max_stale = max_stale;
     config.shard_nominal = Some(Duration::from_millis(4));
-    config.slow_shards = BTreeMap::from([(1, 25.0)]);
+    let slow = ShardPace { factor: 25.0, ..ShardPace::default() };
+    config.slow_shards = BTreeMap::from([(1, slow)]);
     config.limits.rounds = Some(rounds);
     config
 }
@@ -84,4 +90,57 @@ fn all_shards_are_waited_for_unless_something_else_is_asked() {
     let (outcome, _, waited) = run(weak("all", 0, 5), false);
     assert!(outcome.ledger.balanced);
     assert_eq!(waited, 0);
+}
+
+/// Four shards, of which one has a link that takes 50 ms for its part of the parameters.
+fn narrow(rule: &str, max_stale: u64, rounds: u64) -> ServerConfig {
+    let mut config = weak(rule, max_stale, rounds);
+    config.push = config.pull;
+    let narrow = ShardPace { rate: Some(20_000), ..ShardPace::default() };
+    config.slow_shards = BTreeMap::from([(1, narrow)]);
+    config
+}
+
+#[test]
+fn rounds_do_not_wait_for_a_link_that_is_slower_than_asked_for() {
+    let began = Instant::now();
+    let (outcome, _, waited) = run(narrow("0.75", 1_000, 60), false);
+    assert!(outcome.ledger.balanced);
+    assert_eq!((outcome.version.0, waited), (60, 0));
+    let stale: Vec<u64> = outcome.shards.iter().map(|shard| shard.counts.blocks_stale).collect();
+    assert!(stale[1] >= 2 * 2 * 40 && stale[0] < stale[1] / 4, "{stale:?}");
+    // With all of every round through that link it would be twelve seconds.
+    assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
+}
+
+#[test]
+fn what_a_narrow_link_carries_is_waited_for_at_the_bound() {
+    let (outcome, _, waited) = run(narrow("0.75", 3, 24), false);
+    assert!(outcome.ledger.balanced);
+    assert!((3..=24).contains(&waited), "{waited}");
+    let distance = outcome.evaluation.expect("it is measured at the end").loss;
+    assert!(distance < 0.95, "its blocks were updated, too: {distance}");
+}
+
+#[test]
+fn the_learned_rules_find_out_which_link_not_to_wait_for() {
+    let began = Instant::now();
+    let (outcome, _, _) = run(narrow("auto", 1_000, 60), false);
+    assert!(outcome.ledger.balanced);
+    let stale: Vec<u64> = outcome.shards.iter().map(|shard| shard.counts.blocks_stale).collect();
+    assert!(stale[1] >= 2 * 2 * 20 && stale[0] < stale[1] / 2, "{stale:?}");
+    assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_shard_that_stands_still_is_left_behind_and_comes_back() {
+    let mut config = weak("auto", 1_000, 150);
+    let (every, lasts) = (Duration::from_millis(600), Duration::from_millis(400));
+    let stops = ShardPace { stop: Some((every, lasts)), ..ShardPace::default() };
+    config.slow_shards = BTreeMap::from([(1, stops)]);
+    let (outcome, parts, _) = run(config, false);
+    assert!(outcome.ledger.balanced);
+    // It is missing for spells, and there in between.
+    let gaps = parts.windows(2).filter(|pair| pair[1] > pair[0] + 5).count();
+    assert!(parts.len() > 20 && gaps > 0, "{parts:?}");
 }

@@ -84,10 +84,6 @@ impl Policy for Timed {
         self.spend(false, |policy| policy.grace(view, pays))
     }
 
-    fn closes_by_block(&self) -> bool {
-        self.inner.closes_by_block()
-    }
-
     fn closed(&mut self, record: &RoundRecord<'_>) {
         self.spend(false, |policy| policy.closed(record));
     }

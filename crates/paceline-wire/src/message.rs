@@ -100,6 +100,10 @@ pub struct Job {
     pub any_newer: bool,
     /// How gradients and parameters travel.
     pub wire: WireType,
+    /// How many fresh blocks are enough to compute with: all, a share, or auto.
+    pub pull: String,
+    /// Whether the parts of a contribution count one by one, so that none waits for another.
+    pub partial_push: bool,
     /// How many updates a shard may miss: of one that is behind, values as old do.
     pub max_stale: u64,
     /// How the parameters are cut into blocks and spread over shards.
@@ -184,6 +188,8 @@ pub enum FromWorker {
         loss: f64,
         /// Squared norm of the gradient sum, if the job asks for it.
         square: Option<f64>,
+        /// Shards of which older values were used than those of the version.
+        stale: Vec<u32>,
     },
     /// Stopped because of a cut.
     Aborted {
@@ -291,25 +297,40 @@ pub enum ToShard {
     Stop,
 }
 
-/// How long a shard takes for an update, on purpose.
+/// What a shard is put through, on purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ShardPace {
-    /// It takes at least so long.
+    /// An update takes it at least so long.
     pub nominal: Option<Duration>,
     /// It takes so many times as long.
     pub factor: f64,
+    /// Of every such span it stands still for so long at the end.
+    pub stop: Option<(Duration, Duration)>,
+    /// Its link carries so many bytes a second, in both directions together.
+    pub rate: Option<u64>,
 }
 
 impl Default for ShardPace {
     fn default() -> Self {
-        ShardPace { nominal: None, factor: 1.0 }
+        ShardPace { nominal: None, factor: 1.0, stop: None, rate: None }
     }
 }
 
 impl ShardPace {
-    /// What an update that took so long is to be followed by.
-    pub fn pause(self, took: Duration) -> Duration {
-        self.nominal.unwrap_or(took).mul_f64(self.factor).saturating_sub(took)
+    /// What an update that took so long is to be followed by, so long after the shard began.
+    pub fn pause(self, took: Duration, after: Duration) -> Duration {
+        let longer = self.nominal.unwrap_or(took).mul_f64(self.factor).saturating_sub(took);
+        longer + self.standstill(after + longer)
+    }
+
+    /// How long it goes on standing still.
+    fn standstill(self, after: Duration) -> Duration {
+        let Some((every, lasts)) = self.stop else { return Duration::ZERO };
+        let phase = after.as_secs_f64() % every.as_secs_f64();
+        match phase >= every.saturating_sub(lasts).as_secs_f64() {
+            true => every.saturating_sub(Duration::from_secs_f64(phase)),
+            false => Duration::ZERO,
+        }
     }
 }
 

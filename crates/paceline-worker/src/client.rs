@@ -118,7 +118,8 @@ pub fn run(
     let balance = costs.clone().filter(|_| job.balance.is_some());
     let addresses: Vec<String> = job.shards.iter().map(|at| place(at, &config.address)).collect();
     let (data, mut buffers) =
-        DataPlane::connect(connect, &addresses, token, &job, config.transport).map_err(join)?;
+        DataPlane::connect(connect, &addresses, token, &job, config.transport, &mailbox)
+            .map_err(join)?;
     let total = job.layout.total();
     let parts = job.micro_batches.max(1);
     let until = match (job.any_newer, job.straggler) {

@@ -7,7 +7,9 @@
 
 mod buffer;
 mod client;
+mod couriers;
 mod data;
+mod link;
 mod mailbox;
 mod memory;
 mod outbox;

@@ -117,13 +117,14 @@ impl Outbox {
         }
         let square = self.norms.then(|| norm_squared(&finished.gradient));
         let (weight, loss) = (f64::from(weight), finished.loss);
-        say(FromWorker::Done { base, weight, loss, square })?;
+        let stale = data.stale().to_vec();
+        say(FromWorker::Done { base, weight, loss, square, stale })?;
         if !task.push_at_once && !mailbox.may_push(base, until) {
             return Ok(Some(Err(done)));
         }
         finished.pushed = true;
-        let sent =
-            data.push(base, &task.behind, &finished.gradient, || mailbox.is_over(base, until))?;
+        let gradient = &mut finished.gradient;
+        let sent = data.push(base, &task.behind, gradient, || mailbox.is_over(base, until))?;
         Ok(Some(if sent { Ok(()) } else { Err(done) }))
     }
 

@@ -5,13 +5,13 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use paceline_core::{Late, RoundConfig, Straggler};
 use paceline_nn::{CostSpec, DataSource, ModelSpec};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig, WireType};
-use paceline_policy::{Cutoff, Objective, PolicySpec, Pull};
+use paceline_policy::{Cutoff, Enough, Objective, PolicySpec};
 use paceline_server::{Limits, Placement};
-use paceline_wire::{Transport, frame::MAX_BLOCK};
+use paceline_wire::Transport;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::{flags::RunFlags, scenario::Scenario, span::Span};
@@ -33,7 +33,8 @@ pub(crate) struct RunConfig {
     pub(crate) model: ModelSpec,
     #[serde(serialize_with = "text", deserialize_with = "parsed")]
     pub(crate) data: DataSource,
-    pub(crate) pull: Pull,
+    pub(crate) pull: Enough,
+    pub(crate) push: Enough,
     pub(crate) max_stale: u64,
     pub(crate) shard_nominal: Option<Span>,
     pub(crate) costs: Option<String>,
@@ -73,18 +74,6 @@ pub(crate) struct RunConfig {
     pub(crate) nominal: Option<Span>,
 }
 
-/// The most workers that a run takes.
-const MAX_WORKERS: u32 = 4096;
-
-/// The most shards: each has a thread, and a connection from every worker.
-const MAX_SHARDS: u32 = 1024;
-
-/// The longest block that a frame carries, in KiB.
-const MAX_BLOCK_KIB: usize = MAX_BLOCK >> 10;
-
-/// The most staging memory, in MiB; more is a slip of the pen.
-const MAX_STAGING_MB: u64 = 1 << 24;
-
 /// Settings that say when a run is over.
 const LIMITS: [&str; 4] = ["rounds", "epochs", "target-accuracy", "time-limit"];
 
@@ -100,7 +89,8 @@ impl Default for RunConfig {
             shards: 2,
             model: ModelSpec::Cnn,
             data: DataSource::Embedded,
-            pull: Pull::All,
+            pull: Enough::All,
+            push: Enough::All,
             max_stale: 8,
             shard_nominal: None,
             costs: None,
@@ -171,95 +161,6 @@ impl RunConfig {
         let config: RunConfig = table.try_into().context("failed to put the settings together")?;
         config.check()?;
         Ok(config)
-    }
-
-    /// What can be wrong although every single setting is well-formed.
-    fn check(&self) -> Result<()> {
-        ensure!(
-            (1..=MAX_WORKERS).contains(&self.workers),
-            "workers must be from 1 to {MAX_WORKERS}, not {}",
-            self.workers
-        );
-        ensure!(
-            (1..=MAX_SHARDS).contains(&self.shards),
-            "shards must be from 1 to {MAX_SHARDS}, not {}",
-            self.shards
-        );
-        ensure!(self.batch > 0, "batch must be at least 1");
-        ensure!(
-            (1..=self.batch).contains(&self.micro_batches),
-            "micro-batches must be from 1 to the batch ({}), not {}",
-            self.batch,
-            self.micro_batches
-        );
-        ensure!(
-            (1..=self.workers).contains(&self.quorum),
-            "quorum must be from 1 to the number of workers ({}), not {}",
-            self.workers,
-            self.quorum
-        );
-        ensure!(self.lr > 0.0 && self.lr.is_finite(), "lr must be a positive number");
-        ensure!(
-            (1..=MAX_BLOCK_KIB).contains(&self.block_kib),
-            "block-kib must be from 1 to {MAX_BLOCK_KIB}, not {}",
-            self.block_kib
-        );
-        ensure!(
-            (1..=MAX_STAGING_MB).contains(&self.staging_mb),
-            "staging-mb must be from 1 to {MAX_STAGING_MB}, not {}",
-            self.staging_mb
-        );
-        ensure!(self.keep_checkpoints > 0, "keep-checkpoints must be at least 1");
-        if let Some(target) = self.target_accuracy {
-            ensure!((0.0..=1.0).contains(&target), "target-accuracy must be from 0 to 1");
-        }
-        if let Some(weight) = self.reference_weight {
-            ensure!(weight > 0.0 && weight.is_finite(), "reference-weight must be positive");
-        }
-        ensure!(self.liveness.0 >= Duration::from_millis(100), "liveness is too short");
-        if self.deterministic && self.policy != PolicySpec::Full {
-            bail!("deterministic needs --policy full: which workers are in time is not determined");
-        }
-        if self.straggler == Some(Straggler::Salvage) && self.micro_batches < 2 {
-            bail!("straggler salvage needs at least two micro-batches: of one there is no part");
-        }
-        self.costs()?;
-        self.check_pull()?;
-        if self.late == Late::Fold && self.straggler() != Straggler::Finish {
-            bail!("late fold needs --straggler finish: others give up what they are at");
-        }
-        let foresees = matches!(self.policy, PolicySpec::Auto | PolicySpec::Filter(_));
-        if self.rebalance && !foresees {
-            bail!("rebalance needs a policy that knows how long each worker takes: auto or filter");
-        }
-        let named = self.scenario()?.workers();
-        let strangers: Vec<String> =
-            named.iter().filter(|&&w| w >= self.workers).map(ToString::to_string).collect();
-        ensure!(
-            strangers.is_empty(),
-            "stragglers names worker {}, but there are {}, numbered from 0",
-            strangers.join(", "),
-            self.workers
-        );
-        Ok(())
-    }
-
-    /// Where shards may be left behind, nothing may need all of them at once.
-    fn check_pull(&self) -> Result<()> {
-        let slow = self.scenario()?.shards;
-        if let Some((shard, _)) = slow.iter().find(|(shard, _)| **shard >= self.shards) {
-            bail!("stragglers names shard {shard}, but there are {}, from 0", self.shards);
-        }
-        if self.pull == Pull::All {
-            return Ok(());
-        }
-        ensure!(self.max_stale > 0, "max-stale must be at least 1 where shards may be left behind");
-        ensure!(!self.deterministic, "deterministic needs --pull all");
-        ensure!(self.clip == Clip::None, "clip needs --pull all: the norm is of all shards' sums");
-        ensure!(self.late == Late::Drop, "late fold needs --pull all");
-        let lag = self.policy.build().admissible_lag();
-        ensure!(lag == 0, "async and stale need --pull all: their gradients are of many versions");
-        Ok(())
     }
 
     /// What samples cost, if they are not alike.
@@ -536,7 +437,7 @@ mod tests {
         };
         let names: Vec<String> =
             toml::Table::try_from(config).unwrap().into_iter().map(|(n, _)| n).collect();
-        assert_eq!(names.len(), 44, "a setting that is not drawn");
+        assert_eq!(names.len(), 45, "a setting that is not drawn");
         prop::sample::select(names)
     }
 

@@ -5,7 +5,7 @@ use clap::Args;
 use paceline_core::{Late, Straggler};
 use paceline_nn::{CostSpec, DataSource, ModelSpec};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, WireType};
-use paceline_policy::{Objective, PolicySpec, Pull};
+use paceline_policy::{Enough, Objective, PolicySpec};
 use paceline_wire::Transport;
 use serde::{Serialize, Serializer};
 
@@ -54,12 +54,17 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_BALANCE", num_args = 0..=1, default_missing_value = "true")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) balance: Option<bool>,
-    /// Which shards a round needs: all, a share of the blocks (0.75), or as many as it pays to wait
-    /// for (auto); the others keep their last values and catch up [default: all]
+    /// Which blocks a round waits for before workers compute: all, a share of them (0.75), or as many
+    /// as it pays to wait for (auto); the others keep their last values and catch up [default: all]
     #[arg(long, env = "PACELINE_PULL", value_name = "RULE")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) pull: Option<Pull>,
-    /// A shard that has missed so many updates is waited for [default: 8]
+    pub(crate) pull: Option<Enough>,
+    /// On which blocks a gradient must be complete to count: all, a share of them (0.75), or as many
+    /// as it pays to wait for (auto); a block's mean is over those that came to it [default: all]
+    #[arg(long, env = "PACELINE_PUSH", value_name = "RULE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) push: Option<Enough>,
+    /// A shard that has missed so many updates, pulls or pushes is waited for [default: 8]
     #[arg(long, env = "PACELINE_MAX_STALE", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) max_stale: Option<u64>,

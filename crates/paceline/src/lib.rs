@@ -4,6 +4,7 @@
 //! here they are put together for a user.
 
 mod analyze;
+mod checks;
 mod cli;
 mod compare;
 mod config;

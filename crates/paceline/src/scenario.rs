@@ -6,14 +6,19 @@
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use anyhow::{Result, ensure};
+use paceline_wire::message::ShardPace;
 use paceline_worker::SlownessSpec;
 
 use crate::{
     disturbance::{Disturbance, Preemption},
     proxy::Path,
     rate::Rate,
+    span::Span,
     stall::Stall,
 };
+
+const SHARD_FORMS: &str = "shard:SHARD:FACTOR (shard:1:5), shard-link:SHARD:RATE \
+                           (shard-link:1:100mbit), shard-stop:SHARD:EVERY:TIME (shard-stop:1:10s:2s)";
 
 /// Everything that is done on purpose: `slow:3:5,hog:0,stop:1:5s:800ms`.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -21,15 +26,14 @@ pub(crate) struct Scenario {
     /// What workers do to themselves.
     pub(crate) inside: SlownessSpec,
     outside: Vec<Disturbance>,
-    /// Shards that take so many times as long for an update.
-    pub(crate) shards: BTreeMap<u32, f64>,
+    /// What is done to shards.
+    pub(crate) shards: BTreeMap<u32, ShardPace>,
 }
 
 /// What is wrong with a description of one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no slowness: write {inside}, {outside}, shard:SHARD:FACTOR (shard:1:5), separated by \
-     commas",
+    "`{0}` is no slowness: write {inside}, {outside}, {SHARD_FORMS}, separated by commas",
     inside = SlownessSpec::FORMS,
     outside = Disturbance::FORMS
 )]
@@ -115,6 +119,29 @@ impl Scenario {
         stops.map(|item| stopped(item.worker())).max()
     }
 
+    /// Takes in what an item says of a shard, if it does.
+    fn slow_shard(&mut self, item: &str) -> Option<()> {
+        let mut words = item.split(':');
+        let what = words.next()?;
+        let shard = words.next()?.parse().ok()?;
+        let (how, more) = (words.next()?, words.next());
+        let mut pace = self.shards.get(&shard).copied().unwrap_or_default();
+        match (what, more) {
+            ("shard", None) => {
+                pace.factor = how.parse().ok().filter(|factor| (1.0..=1e6).contains(factor))?;
+            }
+            ("shard-link", None) => pace.rate = Some(how.parse::<Rate>().ok()?.bits() / 8),
+            ("shard-stop", Some(lasts)) if words.next().is_none() => {
+                let (every, lasts) = (how.parse::<Span>().ok()?.0, lasts.parse::<Span>().ok()?.0);
+                pace.stop = Stall::new(every, lasts).map(|_| (every, lasts));
+                pace.stop?;
+            }
+            _ => return None,
+        }
+        self.shards.insert(shard, pace);
+        Some(())
+    }
+
     fn crowds(&self) -> Vec<(u32, u32)> {
         let crowd = |item: &Disturbance| match *item {
             Disturbance::Crowd { first, last } => Some((first, last)),
@@ -130,8 +157,7 @@ impl FromStr for Scenario {
     fn from_str(text: &str) -> Result<Self, ScenarioError> {
         let mut scenario = Scenario::default();
         for item in text.split(',').filter(|item| !item.is_empty()) {
-            if let Some((shard, factor)) = slow_shard(item) {
-                scenario.shards.insert(shard, factor);
+            if scenario.slow_shard(item).is_some() {
                 continue;
             }
             match (Disturbance::read(item), item.parse::<SlownessSpec>()) {
@@ -142,12 +168,6 @@ impl FromStr for Scenario {
         }
         Ok(scenario)
     }
-}
-
-fn slow_shard(item: &str) -> Option<(u32, f64)> {
-    let (shard, factor) = item.strip_prefix("shard:")?.split_once(':')?;
-    let factor = factor.parse().ok().filter(|factor| (1.0..=1e6).contains(factor))?;
-    Some((shard.parse().ok()?, factor))
 }
 
 #[cfg(test)]
@@ -167,6 +187,20 @@ mod tests {
         assert_eq!(both.of(2).path.delay, Duration::from_millis(50));
         assert_eq!(both.of(1), Treatment::default());
         assert_eq!(scenario(""), Scenario::default());
+    }
+
+    #[test]
+    fn what_is_done_to_a_shard_adds_up() {
+        let secs = Duration::from_secs;
+        let both = scenario("shard:1:5,slow:0:2,shard-stop:1:10s:2s,shard-link:0:80mbit");
+        let slow =
+            ShardPace { factor: 5.0, stop: Some((secs(10), secs(2))), ..ShardPace::default() };
+        let narrow = ShardPace { rate: Some(10_000_000), ..ShardPace::default() };
+        assert_eq!(both.shards, BTreeMap::from([(0, narrow), (1, slow)]));
+        for item in ["shard:1", "shard:x:5", "shard:1:0.5", "shard-stop:1:2s:3s", "shard-link:1:5"]
+        {
+            assert!(item.parse::<Scenario>().is_err(), "{item}");
+        }
     }
 
     #[test]

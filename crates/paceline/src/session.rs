@@ -257,6 +257,7 @@ fn server_config(
         model: config.model.to_string(),
         data: config.data.to_string(),
         pull: config.pull,
+        push: config.push,
         max_stale: config.max_stale,
         shard_nominal: config.shard_nominal.map(|span| span.0),
         slow_shards: config.scenario()?.shards,

@@ -4,6 +4,7 @@ use paceline_core::{
     Blocks, Contribution, EventKind, LeaveReason, MachineError, ShardId, Time, Version, WorkerId,
 };
 use paceline_params::Block;
+use paceline_policy::Enough;
 use paceline_wire::message::{FromShard, FromWorker, Job, ToShard, ToWorker};
 
 use super::Run;
@@ -49,6 +50,8 @@ impl Run {
             norms: self.config.wants_noise(),
             any_newer: self.core.machine().policy().admissible_lag() > 0,
             wire: self.config.wire,
+            pull: self.config.pull.to_string(),
+            partial_push: self.config.push != Enough::All,
             max_stale: self.config.max_stale,
             layout: self.layout.clone(),
             shards: self.shards.addresses.clone(),
@@ -69,9 +72,10 @@ impl Run {
                 self.core.handle_progress(worker, base, done, now);
                 Ok(())
             }
-            FromWorker::Done { base, weight, loss, square } => {
+            FromWorker::Done { base, weight, loss, square, stale } => {
                 let blocks = Blocks::All;
-                self.done(Contribution { worker, base, weight, loss, square, blocks })
+                let said = Contribution { worker, base, weight, loss, square, blocks };
+                self.done(said, &stale)
             }
             FromWorker::Aborted { base, done } => {
                 let aborted = self.core.handle_aborted(worker, base, done, now);
@@ -102,9 +106,14 @@ impl Run {
         joined.map_err(|error| error.to_string())
     }
 
-    fn done(&mut self, contribution: Contribution) -> Result<(), LeaveReason> {
+    fn done(&mut self, contribution: Contribution, stale: &[u32]) -> Result<(), LeaveReason> {
         let (now, worker, base) = (self.now(), contribution.worker, contribution.base);
         self.core.handle_done(contribution, now).map_err(fault)?;
+        for &shard in stale {
+            if let Some(workers) = self.progress.open_stale.get_mut(shard as usize) {
+                *workers += 1;
+            }
+        }
         if self.credits.request(worker, base, now) {
             self.workers.send(worker, &ToWorker::Push { base });
         }

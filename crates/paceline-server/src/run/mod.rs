@@ -13,8 +13,8 @@ use std::{
 };
 
 use paceline_core::{
-    Coordinator, Event, EventKind, Ledger, LedgerError, Liveness, Round, ShardWork, StopReason,
-    Time, Version, Work,
+    Coordinator, Event, EventKind, Ledger, LedgerError, Liveness, Round, ShardId, ShardWork,
+    StopReason, Time, Version, Work,
 };
 use paceline_params::{Layout, LayoutError, ParamHash};
 use paceline_wire::{
@@ -219,6 +219,8 @@ struct Progress {
     loss: Option<f64>,
     /// Sum of the loss over the samples accepted into the open round.
     open_loss: f64,
+    /// Values that its workers had older ones of, by shard, in workers.
+    open_stale: Vec<u64>,
     evaluation: Option<(Version, Evaluation)>,
     checkpointed: Option<(Version, PathBuf)>,
     param_hash: Option<(Version, ParamHash)>,
@@ -253,7 +255,10 @@ impl Run {
         let sizes: Vec<u32> =
             (0..layout.shards()).map(|shard| layout.shard_blocks(shard).len() as u32).collect();
         let weak = config.pull.shards(&sizes, config.max_stale);
-        let core = Coordinator::new(round, policy, ledger, config.batch, weak, first);
+        let mut core = Coordinator::new(round, policy, ledger, config.batch, weak, first);
+        if let Some(rule) = config.push.pushes(&sizes, config.max_stale) {
+            core = core.with_partial_pushes(&sizes, rule);
+        }
         let mut run = Run {
             core,
             workers: Workers::default(),
@@ -437,6 +442,7 @@ impl Run {
                 EventKind::RoundStarted { round, work } => {
                     self.progress.began.get_or_insert(event.at);
                     self.progress.open_loss = 0.0;
+                    self.progress.open_stale = vec![0; self.shards.len()];
                     self.doubtful = false;
                     self.bring_up_to_date(round.base());
                     for work in work {
@@ -444,13 +450,21 @@ impl Run {
                     }
                 }
                 EventKind::Enlisted { round, work } => self.give(work, round.base()),
-                EventKind::Arrived { worker, base, share, loss, .. } => {
+                EventKind::Arrived { worker, base, share, loss, blocks, .. } => {
                     self.progress.open_loss += share * loss;
                     self.doubtful = false;
                     let accept =
                         ToShard::Accept { worker: *worker, base: *base, share: *share as f32 };
-                    self.shards.send_to(self.core.shards().fresh(), &accept);
+                    let there =
+                        |shard: &&ShardId| blocks.contains(self.layout.shard_blocks(shard.0).start);
+                    let fresh = self.core.shards().fresh().iter();
+                    self.shards.send_to(fresh.filter(there), &accept);
                     self.release(*worker, *base);
+                }
+                EventKind::Landed { worker, base, shard, share } => {
+                    let accept =
+                        ToShard::Accept { worker: *worker, base: *base, share: *share as f32 };
+                    self.shards.send_to([shard], &accept);
                 }
                 EventKind::Late { worker, base, .. } => {
                     self.shards.discard(*worker, *base);

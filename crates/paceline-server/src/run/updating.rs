@@ -55,9 +55,13 @@ impl Run {
         };
         // Every contribution was computed from old values of the shards that are left out.
         let members = closes.iter().map(|close| close.members.len()).max().unwrap_or(0) as u64;
+        let stale = &mut self.progress.open_stale;
         for ShardId(shard) in self.core.shards().left_out() {
+            stale[shard as usize] = members;
+        }
+        for (shard, workers) in (0..).zip(stale) {
             let blocks = self.layout.shard_blocks(shard).len() as u64;
-            update.shards[shard as usize].counts.blocks_stale = members * blocks;
+            update.shards[shard as usize].counts.blocks_stale = *workers * blocks;
         }
         for ShardId(shard) in &update.of {
             self.versions[*shard as usize] = update.version();
@@ -138,7 +142,9 @@ impl Run {
             (Some(so_far), Some(hash)) => Some(so_far.combine(hash)),
             (so_far, hash) => so_far.or(hash),
         };
-        update.shards[shard.0 as usize] = ShardWork { wait: now - update.ordered, counts };
+        let work = &mut update.shards[shard.0 as usize];
+        let counts = ShardCounts { blocks_stale: work.counts.blocks_stale, ..counts };
+        *work = ShardWork { wait: now - update.ordered, counts };
         update.unapplied = update.unapplied.saturating_sub(1);
     }
 
@@ -160,7 +166,9 @@ impl Run {
     }
 
     fn published(&mut self, update: Updating) {
-        let everywhere = update.of.len() == self.shards.len() && update.unapplied == 0;
+        let everywhere = update.of.len() == self.shards.len()
+            && update.unapplied == 0
+            && update.closes.len() == 1;
         let Updating { round, closes, loss, norms, plan, hash, shards, .. } = update;
         let plan = plan.expect("an update is planned before it is applied");
         let version = round.base().next();

@@ -174,7 +174,9 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         let mut part = self.store.pool.lease(values).expect("a place has room for every block");
         self.reader.values(wire, &mut part).await?;
         // Before the shard hears of it, or its round might be over without these bytes.
-        self.store.traffic.received(Header::Block(wire, values).frame_len());
+        let bytes = Header::Block(wire, values).frame_len();
+        self.store.carry(bytes).await;
+        self.store.traffic.received(bytes);
         let at = self.store.layout.block_range(head.block).start;
         check_finite(&self.store.layout, wire, at, base, &part)?;
         partial.parts.push(part);
@@ -237,7 +239,9 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
             let values = values.values();
             let head = BlockHead { version: ready.version.0, block };
             // Before the worker has it, or its round might be over without these bytes.
-            self.store.traffic.sent(values.header().frame_len());
+            let bytes = values.header().frame_len();
+            self.store.carry(bytes).await;
+            self.store.traffic.sent(bytes);
             self.store.traffic.fresh(1);
             self.writer.block(head, values).await?;
         }

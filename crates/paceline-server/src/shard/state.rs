@@ -216,9 +216,14 @@ impl ShardState {
         let mut norms = Vec::with_capacity(closes.len());
         self.check_scales(&closes, apply)?;
         for (index, close) in closes.iter().enumerate() {
+            let blocks = self.blocks_of(close);
+            if blocks.is_empty() {
+                norms.push(0.0);
+                continue;
+            }
             let pending = self.pending(close, &accepted)?;
             let mut norm = 0.0;
-            for block in self.blocks_of(close) {
+            for block in blocks {
                 self.fold_block(block, pending.iter().copied());
                 norm += norm_squared(&self.sums[block]);
                 if let Some(apply) = apply {

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use paceline_core::{Version, WorkerId};
@@ -86,6 +86,8 @@ pub(crate) struct Store {
     pub(crate) traffic: Traffic,
     /// How long a peer may be silent where it must speak, or deaf where it must listen.
     pub(crate) patience: Duration,
+    /// Bytes a second of its link, where that is narrow on purpose; and until when it is busy.
+    narrow: Option<(u64, Mutex<Instant>)>,
     /// What workers of this host share with the shard, if they may.
     pub(crate) sharing: Option<Arc<Sharing>>,
     sessions: Mutex<BTreeMap<WorkerId, Session>>,
@@ -115,6 +117,7 @@ impl Store {
             published: watch::Sender::new(Published::default()),
             traffic: Traffic::default(),
             patience: spec.patience,
+            narrow: spec.pace.rate.map(|rate| (rate.max(1), Mutex::new(Instant::now()))),
             sharing,
             sessions: Mutex::default(),
             sessions_changed: Notify::new(),
@@ -124,6 +127,18 @@ impl Store {
     /// Of the shard's part of the parameters, in memory.
     pub(crate) fn bytes(&self) -> usize {
         self.layout.shard_range(self.index).len() * size_of::<f32>()
+    }
+
+    /// So many bytes come or go: takes the time that a narrow link takes, after all before them.
+    pub(crate) async fn carry(&self, bytes: usize) {
+        let Some((rate, busy)) = &self.narrow else { return };
+        let takes = Duration::from_secs_f64(bytes as f64 / *rate as f64);
+        let until = {
+            let mut busy = busy.lock().unwrap_or_else(PoisonError::into_inner);
+            *busy = (*busy).max(Instant::now()) + takes;
+            *busy
+        };
+        tokio::time::sleep_until(until.into()).await;
     }
 
     pub(crate) fn admit(&self, worker: WorkerId, session: u64) {

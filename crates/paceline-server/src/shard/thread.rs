@@ -45,6 +45,7 @@ pub(crate) fn spawn(
         state,
         store: Arc::clone(&store),
         pace,
+        born: Instant::now(),
         queue: 0,
         report,
     };
@@ -60,6 +61,7 @@ struct ShardThread {
     state: ShardState,
     store: Arc<Store>,
     pace: ShardPace,
+    born: Instant,
     /// The most inputs that waited at once since the last update.
     queue: u32,
     report: Box<dyn Fn(Result<ShardReport, String>) + Send>,
@@ -172,7 +174,7 @@ impl ShardThread {
     }
 
     fn put_up(&mut self, apply: &Apply, began: Instant) {
-        thread::sleep(self.pace.pause(began.elapsed()));
+        thread::sleep(self.pace.pause(began.elapsed(), self.born.elapsed()));
         // Counted up to here: whoever pulls the new version is in the next round.
         let counts = self.counts();
         self.publish(apply.version);

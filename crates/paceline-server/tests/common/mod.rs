@@ -49,7 +49,8 @@ pub fn config(workers: usize) -> ServerConfig {
             quorum_grace: Duration::from_millis(300),
             ..RoundConfig::default()
         },
-        pull: paceline_policy::Pull::All,
+        pull: paceline_policy::Enough::All,
+        push: paceline_policy::Enough::All,
         max_stale: 0,
         shard_nominal: None,
         slow_shards: std::collections::BTreeMap::new(),

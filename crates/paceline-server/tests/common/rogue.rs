@@ -159,7 +159,7 @@ impl Rogue {
     }
 
     pub fn done(&mut self, base: Version, weight: f64, loss: f64) {
-        self.control.say(&FromWorker::Done { base, weight, loss, square: None });
+        self.control.say(&FromWorker::Done { base, weight, loss, square: None, stale: Vec::new() });
     }
 
     /// Waits until every one of its connections is closed.

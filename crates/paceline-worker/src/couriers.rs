@@ -1,0 +1,290 @@
+//! Where a slow shard may be left behind: a thread for each, which fetches and delivers at its own pace.
+//!
+//! A courier does one thing after the other. What it has not begun when something newer is to be
+//! delivered it never does, so a slow shard is behind and does not fall further behind.
+
+use std::{
+    ops::Range,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use paceline_core::{ShardId, Shards, Time, Version};
+use paceline_policy::Enough;
+use paceline_wire::FrameError;
+
+use crate::{
+    buffer::Buffer,
+    link::Link,
+    mailbox::{Mailbox, Until},
+};
+
+/// A courier for every shard.
+pub(crate) struct Couriers {
+    office: Arc<Office>,
+    /// Each shard's part of the parameters.
+    parts: Vec<Range<usize>>,
+    /// How long new values are waited for.
+    wait: Shards,
+    clock: Instant,
+    max_stale: u64,
+    /// The version of each shard's values that are here.
+    held: Vec<Option<Version>>,
+    stale: Vec<u32>,
+    /// Gradients that may still be on their way.
+    lent: Vec<Arc<Buffer>>,
+}
+
+/// Where couriers and the worker meet.
+struct Office {
+    desks: Mutex<Vec<Desk>>,
+    changed: Condvar,
+}
+
+/// What one courier is to do, and what it has brought.
+#[derive(Default)]
+struct Desk {
+    push: Option<(Version, Arc<Buffer>)>,
+    /// The version to fetch, and a buffer for it.
+    pull: Option<(Version, Vec<f32>)>,
+    landed: Option<Landed>,
+    /// What was fetched into before.
+    spare: Vec<f32>,
+    /// It fetches, or is to.
+    asked: bool,
+    failed: Option<FrameError>,
+    closed: bool,
+}
+
+struct Landed {
+    found: Version,
+    values: Vec<f32>,
+}
+
+enum Errand {
+    Push(Version, Arc<Buffer>),
+    Pull(Version, Vec<f32>),
+}
+
+impl Desk {
+    /// Sends the courier for this version, or a newer one, unless it is on the way for another.
+    fn fetch(&mut self, version: Version) {
+        if !std::mem::replace(&mut self.asked, true) {
+            self.pull = Some((version, std::mem::take(&mut self.spare)));
+        }
+    }
+}
+
+impl Couriers {
+    /// New values are waited for as `enough` says, and for at most `max_stale` rounds with old ones.
+    pub(crate) fn start(
+        links: Vec<Link>,
+        enough: Enough,
+        max_stale: u64,
+        mailbox: &Arc<Mailbox>,
+    ) -> Couriers {
+        let blocks: Vec<u32> = links.iter().map(|link| link.blocks.len() as u32).collect();
+        let desks = Mutex::new(links.iter().map(|_| Desk::default()).collect());
+        let office = Arc::new(Office { desks, changed: Condvar::new() });
+        let couriers = Couriers {
+            parts: links.iter().map(|link| link.elements.clone()).collect(),
+            wait: enough.asked_anew(&blocks, max_stale),
+            clock: Instant::now(),
+            max_stale,
+            held: vec![None; links.len()],
+            stale: Vec::new(),
+            lent: Vec::new(),
+            office: Arc::clone(&office),
+        };
+        for (desk, link) in links.into_iter().enumerate() {
+            let (office, mailbox) = (Arc::clone(&office), Arc::clone(mailbox));
+            thread::Builder::new()
+                .name(format!("courier {desk}"))
+                .spawn(move || office.serve(desk, link, &mailbox))
+                .expect("failed to start a thread");
+        }
+        couriers
+    }
+
+    pub(crate) fn stale(&self) -> &[u32] {
+        &self.stale
+    }
+
+    pub(crate) fn pull(
+        &mut self,
+        wanted: Version,
+        behind: &[u32],
+        params: &mut [f32],
+    ) -> Result<Option<Version>, FrameError> {
+        let now = self.now();
+        let told = self.wait.update(|shard| !behind.contains(&shard.0), now);
+        let office = Arc::clone(&self.office);
+        let mut desks = office.lock();
+        let needed = self.ask(wanted, behind, &told, &mut desks);
+        office.changed.notify_all();
+        let mut found = None;
+        loop {
+            for (shard, desk) in desks.iter_mut().enumerate() {
+                if let Some(error) = desk.failed.take() {
+                    return Err(error);
+                }
+                let Some(landed) = desk.landed.take() else { continue };
+                params[self.parts[shard].clone()].copy_from_slice(&landed.values);
+                desk.spare = landed.values;
+                self.held[shard] = Some(landed.found.min(wanted));
+                found = found.max(Some(landed.found));
+                let id = ShardId(shard as u32);
+                match wanted.0.saturating_sub(landed.found.0) {
+                    // One that is behind was not asked by the rule.
+                    0 => drop(self.wait.answered(id, self.now())),
+                    missed => {
+                        self.wait.caught_up(id, missed);
+                        if told.contains(&id) {
+                            desk.fetch(wanted);
+                            office.changed.notify_all();
+                        }
+                    }
+                }
+            }
+            self.wait.advance(self.now());
+            let all = |needed: &[usize]| needed.iter().all(|&shard| self.held[shard].is_some());
+            if self.wait.is_ready() && all(&needed) {
+                break;
+            }
+            let sleep = self.wait.next_wake().map_or(Duration::from_secs(1), |at| {
+                at.since(self.now().min(at)).min(Duration::from_secs(1))
+            });
+            let waited = office.changed.wait_timeout(desks, sleep.max(Duration::from_micros(50)));
+            desks = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let old = (0..).zip(&self.held).filter(|(_, held)| **held != Some(wanted));
+        let old = old.map(|(shard, _)| shard).filter(|shard| !behind.contains(shard));
+        self.stale = old.collect();
+        Ok(Some(found.unwrap_or(wanted).max(wanted)))
+    }
+
+    /// Sends couriers for the newest values, and for any at all where there are none, or none that will
+    /// do. Returns whose values the work cannot do without.
+    fn ask(
+        &mut self,
+        wanted: Version,
+        behind: &[u32],
+        told: &[ShardId],
+        desks: &mut [Desk],
+    ) -> Vec<usize> {
+        for ShardId(shard) in told {
+            desks[*shard as usize].fetch(wanted);
+        }
+        let oldest = Version(wanted.0.saturating_sub(self.max_stale));
+        for (shard, held) in self.held.iter_mut().enumerate() {
+            let behind = behind.contains(&(shard as u32));
+            if behind && held.is_none_or(|held| held < oldest) {
+                *held = None;
+                desks[shard].fetch(Version(0));
+            }
+        }
+        (0..self.held.len()).filter(|&shard| self.held[shard].is_none()).collect()
+    }
+
+    /// Hands the gradient over for delivery, and takes back a buffer that is not needed any more.
+    pub(crate) fn push(
+        &mut self,
+        base: Version,
+        behind: &[u32],
+        gradient: &mut Buffer,
+    ) -> Result<(), FrameError> {
+        let sent = Arc::new(std::mem::take(gradient));
+        {
+            let mut desks = self.office.lock();
+            for (shard, desk) in (0..).zip(desks.iter_mut()) {
+                if let Some(error) = desk.failed.take() {
+                    return Err(error);
+                }
+                desk.push = (!behind.contains(&shard)).then(|| (base, Arc::clone(&sent)));
+            }
+        }
+        self.office.changed.notify_all();
+        self.lent.push(sent);
+        let mut still = Vec::new();
+        for lent in self.lent.drain(..) {
+            match Arc::try_unwrap(lent) {
+                Ok(free) => *gradient = free,
+                Err(lent) => still.push(lent),
+            }
+        }
+        self.lent = still;
+        Ok(())
+    }
+
+    fn now(&self) -> Time {
+        Time::ZERO + self.clock.elapsed()
+    }
+}
+
+impl Drop for Couriers {
+    fn drop(&mut self) {
+        self.office.lock().iter_mut().for_each(|desk| desk.closed = true);
+        self.office.changed.notify_all();
+    }
+}
+
+impl Office {
+    fn lock(&self) -> MutexGuard<'_, Vec<Desk>> {
+        self.desks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The life of a courier.
+    fn serve(&self, desk: usize, mut link: Link, mailbox: &Mailbox) {
+        while let Some(errand) = self.next(desk) {
+            let done = match errand {
+                Errand::Push(base, gradient) => {
+                    let is_over = || mailbox.is_over(base, Until::Close);
+                    if is_over() {
+                        Ok(None)
+                    } else {
+                        link.write(base, &gradient, is_over).map(|_| None)
+                    }
+                }
+                Errand::Pull(version, mut values) => {
+                    values.resize(link.elements.len(), 0.0);
+                    let read = link.ask(version, false);
+                    let read = read.and_then(|()| link.read(version, &mut values));
+                    read.map(|found| Some(Landed { found, values }))
+                }
+            };
+            let mut desks = self.lock();
+            let desk = &mut desks[desk];
+            match done {
+                Ok(None) => continue,
+                Ok(Some(landed)) => {
+                    (desk.landed, desk.asked) = (Some(landed), false);
+                    self.changed.notify_all();
+                }
+                Err(error) => {
+                    desk.failed = Some(error);
+                    self.changed.notify_all();
+                    return;
+                }
+            }
+        }
+    }
+
+    /// What a courier does next; nothing when the work is over.
+    fn next(&self, desk: usize) -> Option<Errand> {
+        let mut desks = self.lock();
+        loop {
+            let Desk { push, pull, closed, .. } = &mut desks[desk];
+            if *closed {
+                return None;
+            }
+            if let Some((base, gradient)) = push.take() {
+                return Some(Errand::Push(base, gradient));
+            }
+            if let Some((version, values)) = pull.take() {
+                return Some(Errand::Pull(version, values));
+            }
+            desks = self.changed.wait(desks).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
