@@ -15,6 +15,8 @@ pub type PushRule = Box<dyn Fn() -> Shards + Send>;
 #[derive(Default)]
 pub(crate) struct Assembly {
     parts: BTreeMap<(WorkerId, Version), Parts>,
+    /// The shards that each round has, or had, of which something may come.
+    shards: BTreeMap<Version, BTreeSet<ShardId>>,
     partial: Option<Partial>,
 }
 
@@ -54,12 +56,17 @@ impl Assembly {
         Assembly { partial: Some(partial), ..Assembly::default() }
     }
 
-    /// The worker says what it has put on the shards that are `of` its round. Returns the contribution
-    /// if it is to be counted now.
+    /// A round opens on these shards; nothing more will come of rounds before `oldest`.
+    pub(crate) fn open(&mut self, base: Version, shards: BTreeSet<ShardId>, oldest: Version) {
+        self.shards.extract_if(..oldest, |_, _| true).for_each(drop);
+        self.shards.insert(base, shards);
+    }
+
+    /// The worker says what it has put on the shards of its round. Returns the contribution if it is to
+    /// be counted now.
     pub(crate) fn said(
         &mut self,
         contribution: Contribution,
-        of: &BTreeSet<ShardId>,
         now: Time,
     ) -> Result<Option<Contribution>, MachineError> {
         let (worker, base) = (contribution.worker, contribution.base);
@@ -67,10 +74,10 @@ impl Assembly {
         if parts.said.replace(contribution).is_some() {
             return Err(MachineError::SaidTwice { worker, base });
         }
-        if let Some(partial) = &mut self.partial {
+        if let Some((partial, of)) = self.partial.as_mut().zip(self.shards.get(&base)) {
             partial.begin(worker, base, of, &parts.staged, now);
         }
-        Ok(self.whole((worker, base), of, now))
+        Ok(self.whole((worker, base), now))
     }
 
     /// A shard holds its part, checked. Returns the contribution if it is to be counted now.
@@ -79,12 +86,11 @@ impl Assembly {
         worker: WorkerId,
         base: Version,
         shard: ShardId,
-        of: &BTreeSet<ShardId>,
         now: Time,
     ) -> Option<Contribution> {
         self.parts.entry((worker, base)).or_default().staged.insert(shard);
         self.answered(worker, base, shard, now);
-        self.whole((worker, base), of, now)
+        self.whole((worker, base), now)
     }
 
     /// A shard holds its part of a contribution that was counted, or given up, before.
@@ -103,14 +109,14 @@ impl Assembly {
     }
 
     /// Contributions of which no more parts are waited for by now.
-    pub(crate) fn due(&mut self, of: &BTreeSet<ShardId>, now: Time) -> Vec<Contribution> {
+    pub(crate) fn due(&mut self, now: Time) -> Vec<Contribution> {
         let Some(partial) = &self.partial else { return Vec::new() };
         let wakes = |key: &&(WorkerId, Version)| {
             let race = partial.races.get(&key.0).filter(|race| race.base == key.1);
             race.and_then(|race| race.shards.next_wake()).is_some_and(|at| at <= now)
         };
         let due: Vec<_> = self.parts.keys().filter(wakes).copied().collect();
-        due.into_iter().filter_map(|key| self.whole(key, of, now)).collect()
+        due.into_iter().filter_map(|key| self.whole(key, now)).collect()
     }
 
     /// The next moment at which [`Self::due`] must be asked.
@@ -143,14 +149,9 @@ impl Assembly {
         self.parts.remove(&(worker, base));
     }
 
-    fn whole(
-        &mut self,
-        key: (WorkerId, Version),
-        of: &BTreeSet<ShardId>,
-        now: Time,
-    ) -> Option<Contribution> {
+    fn whole(&mut self, key: (WorkerId, Version), now: Time) -> Option<Contribution> {
         let parts = self.parts.get(&key).filter(|parts| parts.said.is_some())?;
-        let whole = of.is_subset(&parts.staged);
+        let whole = self.shards.get(&key.1)?.is_subset(&parts.staged);
         if !whole && !self.partial.as_mut().is_some_and(|partial| partial.is_enough(key, now)) {
             return None;
         }
@@ -193,5 +194,29 @@ impl Partial {
     fn of(&self, staged: &BTreeSet<ShardId>) -> Blocks {
         let ranges = staged.iter().filter_map(|shard| self.blocks.get(shard.0 as usize));
         Blocks::Only(ranges.flat_map(Range::clone).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_contribution_is_whole_on_the_shards_that_its_own_round_had() {
+        let (worker, older, newer) = (WorkerId(0), Version(3), Version(4));
+        let of = |shards: &[u32]| shards.iter().copied().map(ShardId).collect();
+        let mut assembly = Assembly::default();
+        assembly.open(older, of(&[1]), older);
+        assembly.open(newer, of(&[0, 1]), older);
+        let said = |base| {
+            let blocks = Blocks::All;
+            Contribution { worker, base, weight: 1.0, loss: 0.0, square: None, blocks }
+        };
+        let now = Time::ZERO;
+        assert_eq!(assembly.said(said(older), now).unwrap(), None);
+        assert_eq!(assembly.staged(worker, older, ShardId(1), now), Some(said(older)));
+        assert_eq!(assembly.said(said(newer), now).unwrap(), None);
+        assert_eq!(assembly.staged(worker, newer, ShardId(1), now), None);
+        assert_eq!(assembly.staged(worker, newer, ShardId(0), now), Some(said(newer)));
     }
 }

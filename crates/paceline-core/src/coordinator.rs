@@ -144,7 +144,7 @@ impl Coordinator {
         self.catch_up(now);
         self.machine.check(&contribution)?;
         self.forget_before(worker, base);
-        match self.assembly.said(contribution, self.shards.fresh(), now)? {
+        match self.assembly.said(contribution, now)? {
             Some(whole) => self.arrive(whole, now),
             None => Ok(()),
         }
@@ -163,7 +163,7 @@ impl Coordinator {
         if self.machine.work_of(worker, base).is_err() {
             return Ok(self.land(worker, base, shard, now));
         }
-        if let Some(whole) = self.assembly.staged(worker, base, shard, self.shards.fresh(), now) {
+        if let Some(whole) = self.assembly.staged(worker, base, shard, now) {
             self.arrive(whole, now)?;
         }
         Ok(true)
@@ -256,7 +256,7 @@ impl Coordinator {
                 self.machine.enlist(work, now);
             }
         }
-        for whole in self.assembly.due(self.shards.fresh(), now) {
+        for whole in self.assembly.due(now) {
             self.arrive(whole, now).expect("it was checked when it was said");
         }
         self.note_awaited_parts(now);
@@ -304,6 +304,10 @@ impl Coordinator {
 
     fn account(&mut self, event: &Event) -> Result<(), LedgerError> {
         match &event.kind {
+            EventKind::RoundStarted { round, .. } => {
+                let (shards, oldest) = (self.shards.fresh().clone(), self.machine.oldest_base());
+                self.assembly.open(round.base(), shards, oldest);
+            }
             EventKind::WorkerLeft { worker, .. } => {
                 self.assembly.forget(*worker);
                 self.ledger.forget(*worker);

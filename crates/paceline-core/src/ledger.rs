@@ -9,9 +9,13 @@
 //! so a home that is cut is heard less. Patience bounds how much less, and the ledger can weigh what
 //! comes of it up by as much ([`Ledger::reweighing`]).
 //!
-//! A sample is used once its gradient is in the update of every shard that its round has. Where shards
-//! may be left behind ([`crate::Shards`]) some blocks then never see it: it is used all the same, once,
-//! and not handed out again for their sake.
+//! A sample is used once its round has closed with it: its gradient is in the update of every shard
+//! that the round has. Where shards may be left behind ([`crate::Shards`]), or where contributions count
+//! before they are whole ([`crate::Coordinator::with_partial_pushes`]), some blocks never see it. It is
+//! used all the same, once, and not handed out again for their sake: each block's update is a mean over
+//! the samples that reached it, and the log says which those were (`Closed`). A contribution that
+//! reached too few blocks for its round is dropped whole, where it came as well, and its samples go
+//! out again.
 
 use std::{collections::BTreeMap, fmt, ops::Range};
 

@@ -128,16 +128,16 @@ impl Roster {
         if all.iter().all(|(contribution, _)| contribution.blocks.is_all()) {
             return vec![BlockClose { blocks: Blocks::All, members: of(0) }];
         }
-        let mut closes: Vec<(Vec<(WorkerId, f64)>, BTreeSet<u32>)> = Vec::new();
+        let mut closes: Vec<BlockClose> = Vec::new();
         for block in 0..blocks {
             let members = of(block);
-            match closes.iter_mut().find(|(same, _)| *same == members) {
-                Some((_, set)) => drop(set.insert(block)),
-                None => closes.push((members, BTreeSet::from([block]))),
+            let more = Blocks::Only(BTreeSet::from([block]));
+            match closes.iter_mut().find(|close| close.members == members) {
+                Some(close) => close.blocks.extend(&more),
+                None => closes.push(BlockClose { blocks: more, members }),
             }
         }
-        let close = |(members, set)| BlockClose { blocks: Blocks::Only(set), members };
-        closes.into_iter().map(close).collect()
+        closes
     }
 
     /// The shares of a whole portion of those who were given less, of those in [`Self::run_times`].

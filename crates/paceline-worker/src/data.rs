@@ -22,7 +22,7 @@ pub(crate) enum DataPlane {
     /// Every shard is waited for.
     Together(Links),
     /// A slow one may be left behind.
-    Apart(Couriers),
+    Apart(Box<Couriers>),
 }
 
 /// Connections that are used side by side or in turn.
@@ -60,7 +60,10 @@ impl DataPlane {
             links.push(Link { reader, writer, blocks, elements, wire, halves, views, fetched });
         }
         let plane = match apart {
-            true => DataPlane::Apart(Couriers::start(links, pull, max_stale, mailbox)),
+            true => {
+                let couriers = Couriers::start(links, pull, max_stale, mailbox);
+                DataPlane::Apart(Box::new(couriers))
+            }
             false => DataPlane::Together(Links { links, max_stale }),
         };
         Ok((plane, memory.into_buffers()))
