@@ -2,10 +2,11 @@
 
 mod common;
 
-use std::net::TcpListener;
+use std::{net::TcpListener, time::Duration};
 
 use common::{Place, Running};
 use paceline_core::EventKind;
+use rustix::process::Signal;
 
 /// An address that was free a moment ago.
 fn address() -> String {
@@ -42,6 +43,46 @@ fn shards_in_processes_of_their_own_give_the_same_bits_as_shards_in_one() {
     for process in workers.into_iter().chain(shards) {
         process.wait().ok();
     }
+}
+
+#[test]
+fn a_shard_that_is_stopped_for_a_while_holds_nobody_up() {
+    let place = Place::new();
+    let at = address();
+    let settings = "--model softmax --policy full --workers 2 --shards 3 --rounds 400 --batch 8 \
+                    --block-kib 1 --pull auto --push auto --max-stale 1000 --json";
+    let server = format!("server --name held --bind {at} --remote-shards {settings}");
+    let server = start(&place, &server, None);
+    place.wait_for_port(&at);
+    let shards = [0, 1, 2].map(|index| {
+        let bind = address();
+        start(&place, &format!("server --shard {index}/3 --coordinator {at} --bind {bind}"), None)
+    });
+    let worker = |index| format!("worker --connect {at} --index {index} --nominal 10ms");
+    let workers = [0, 1].map(|index| start(&place, &worker(index), None));
+    let updates = |place: &Place| {
+        let events = place.events("held");
+        events.iter().filter(|event| matches!(event.kind, EventKind::Updated { .. })).count()
+    };
+    place.wait_for("held", |kind| matches!(kind, EventKind::Updated { round, .. } if round.0 > 40));
+    shards[1].signal(Signal::STOP);
+    let before = updates(&place);
+    std::thread::sleep(Duration::from_secs(2));
+    let during = updates(&place) - before;
+    shards[1].signal(Signal::CONT);
+    let ended = server.wait().ok().json();
+    // Undisturbed there would be some 150.
+    assert!(during > 30, "{during} rounds in two seconds");
+    assert_eq!(ended["ledger"]["balanced"], true, "{ended}");
+    for process in workers.into_iter().chain(shards) {
+        process.wait().ok();
+    }
+    // It has come back: the last rounds have a part of it.
+    let last = place.events("held").into_iter().rev().find_map(|event| match event.kind {
+        EventKind::Updated { shards, .. } => Some(shards[1].wait),
+        _ => None,
+    });
+    assert!(last.unwrap() > Duration::ZERO);
 }
 
 #[test]
