@@ -134,7 +134,7 @@ impl Coordinator {
         self.catch_up(now);
         self.machine.work_of(worker, base)?;
         self.forget_before(worker, base);
-        match self.assembly.said(contribution, self.shards.fresh().len())? {
+        match self.assembly.said(contribution)? {
             Some(whole) => self.arrive(whole, now),
             None => Ok(()),
         }
@@ -153,8 +153,7 @@ impl Coordinator {
         if self.machine.work_of(worker, base).is_err() {
             return Ok(false);
         }
-        let shards = self.shards.fresh().len();
-        if let Some(whole) = self.assembly.staged(worker, base, shard, shards) {
+        if let Some(whole) = self.assembly.staged(worker, base, shard) {
             self.arrive(whole, now)?;
         }
         Ok(true)
@@ -269,6 +268,10 @@ impl Coordinator {
 
     fn account(&mut self, event: &Event) -> Result<(), LedgerError> {
         match &event.kind {
+            EventKind::RoundStarted { round, .. } => {
+                let (shards, oldest) = (self.shards.fresh().len(), self.machine.oldest_base());
+                self.assembly.open(round.base(), shards, oldest);
+            }
             EventKind::WorkerLeft { worker, .. } => {
                 self.assembly.forget(*worker);
                 self.ledger.forget(*worker);

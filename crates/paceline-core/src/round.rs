@@ -321,6 +321,13 @@ impl RoundMachine {
         })
     }
 
+    /// The oldest version that something may still come of.
+    pub(crate) fn oldest_base(&self) -> Version {
+        let working = self.roster.working.values().map(|work| work.base);
+        let cancelled = self.cancelled.keys().map(|&(_, base)| base);
+        working.chain(cancelled).min().unwrap_or(self.roster.round.base())
+    }
+
     /// Nothing more comes of this work; says whether no close had taken it.
     fn end_work(&mut self, worker: WorkerId, base: Version) -> bool {
         let present = self.roster.working.get(&worker).is_some_and(|work| work.base == base);
