@@ -26,7 +26,7 @@ use crate::report::Report;
                         trace and preset, salvage, the cost of deciding\n  bdsgd     the deep generative \
                         model: clusters, calibration, shift, cost, live, real traces\n  \
                         dataplane  what moves the bytes: exchange against peers, folding, block \
-                        sizes, incast, scaling\n  \
+                        sizes, slow shards, incast, scaling\n  \
                         time-to-accuracy  who reaches an accuracy first: scenarios, policies, \
                         live")]
 struct Args {

@@ -20,7 +20,7 @@ pub(crate) fn median(values: &[f64]) -> f64 {
 pub(crate) struct Interval {
     pairs: usize,
     pub(crate) mean: f64,
-    low: f64,
+    pub(crate) low: f64,
     pub(crate) high: f64,
     worst: f64,
     best: f64,

@@ -42,6 +42,20 @@ fn people_get_a_table() {
 }
 
 #[test]
+fn a_slow_shard_need_not_be_waited_for() {
+    let run = |more: &str| {
+        let system = "--system lan:shards=4,fold=500MB,slow-fold=5";
+        Place::new().run(&format!("{RUN} --policy full {system} {more}")).ok()
+    };
+    let (all, weak) = (run("--json").json(), run("--pull 0.75 --max-stale 5 --json").json());
+    assert_eq!((&weak["pull"], &weak["max_stale"]), (&"0.75".into(), &5.into()));
+    assert_eq!((&all["pull"], &all["stale_share"]), (&"all".into(), &0.0.into()));
+    assert!(weak["stale_share"].as_f64() > Some(0.05), "{weak}");
+    assert!(weak["rounds_per_s"].as_f64() > all["rounds_per_s"].as_f64(), "{weak} {all}");
+    assert!(run("--pull auto").stdout.contains("in any case those that have missed 8 updates"));
+}
+
+#[test]
 fn what_a_system_cannot_do_is_refused() {
     let place = Place::new();
     let run = |more: &str| place.run(&format!("{RUN} {more}"));
@@ -50,5 +64,8 @@ fn what_a_system_cannot_do_is_refused() {
     run("--system lan --policy oracle").failed(2, &["oracle", "depend on the run"]);
     run("--system lan --straggler salvage").failed(2, &["abort and finish"]);
     run("--system lan --overhead 1").failed(2, &["fold"]);
+    run("--pull auto").failed(2, &["--system"]);
+    run("--system lan --pull most").failed(2, &["use all, auto"]);
+    run("--system lan:stop-for=2s").failed(2, &["go together"]);
     run("--system lan --html page.html").failed(2, &["--html"]);
 }

@@ -7,6 +7,7 @@ mod incast;
 mod peers;
 mod scaling;
 mod threads;
+mod weak;
 
 use std::fmt::Write as _;
 
@@ -17,10 +18,11 @@ use crate::{paceline::Paceline, report::Report, stats::median};
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     let paceline = Paceline::build()?;
     type Part = fn(&Paceline, &mut Report) -> Result<()>;
-    let parts: [(&str, Part); 5] = [
+    let parts: [(&str, Part); 6] = [
         ("fold", fold::run),
         ("exchange", exchange::run),
         ("blocks", blocks::run),
+        ("weak", weak::run),
         ("incast", incast::run),
         ("scaling", scaling::run),
     ];

@@ -11,6 +11,7 @@ use super::{
     System, SystemOutcome, SystemRound,
     network::{Network, Way},
     post::{Message, Post},
+    servers::{Present, Servers},
     task::Task,
 };
 use crate::{
@@ -24,6 +25,7 @@ pub(super) struct Driver<'a> {
     world: &'a mut dyn World,
     coordinator: Coordinator,
     network: Network,
+    servers: Servers,
     tasks: Vec<Task>,
     /// When each gradient in the making begins to reach the shards: moment, worker, version.
     computing: BinaryHeap<Reverse<(Time, WorkerId, Version)>>,
@@ -32,11 +34,10 @@ pub(super) struct Driver<'a> {
     now: Time,
     /// When the present round's time began: at the last publication.
     began: Time,
-    /// Until when shards are folding what was accepted.
-    folding: Time,
     /// The busiest shard's load, times seconds.
     busy: f64,
     late: u64,
+    awaited: u64,
     open: Observed,
 }
 
@@ -45,16 +46,19 @@ pub(super) struct Driver<'a> {
 struct Observed {
     accepted: f64,
     given: usize,
+    stale: f64,
     /// The last arrival's pull, compute and push.
     last: [Duration; 3],
     reason: Option<CutReason>,
     closed: Time,
-    published: bool,
+    /// It has closed, and shards are making its update.
+    updating: bool,
 }
 
 impl<'a> Driver<'a> {
     pub(super) fn new(
         system: &System,
+        shards: Shards,
         world: &'a mut dyn World,
         policy: Box<dyn Policy>,
     ) -> Driver<'a> {
@@ -71,20 +75,20 @@ impl<'a> Driver<'a> {
         };
         let ledger = Ledger::new(u32::MAX, None).with_patience(system.patience);
         let batch = world.micro_batches() as u32;
-        let shards = Shards::all(system.spec.shards);
         Driver {
             system: System { straggler, ..*system },
             coordinator: Coordinator::new(config, policy, ledger, batch, shards, Round(0)),
             network: Network::new(&system.spec, world.workers()),
+            servers: Servers::new(&system.spec),
             tasks: vec![Task::default(); world.workers()],
             world,
             computing: BinaryHeap::new(),
             post: Post::default(),
             now: Time::ZERO,
             began: Time::ZERO,
-            folding: Time::ZERO,
             busy: 0.0,
             late: 0,
+            awaited: 0,
             open: Observed::default(),
         }
     }
@@ -97,7 +101,7 @@ impl<'a> Driver<'a> {
         self.open = Observed::default();
         loop {
             self.settle();
-            if self.open.published {
+            if self.open.updating && self.coordinator.settle(self.now) {
                 return Some(self.seen());
             }
             self.coordinator.advance(self.now);
@@ -118,6 +122,7 @@ impl<'a> Driver<'a> {
             samples: self.coordinator.ledger().counts(),
             ledger_balanced: self.coordinator.ledger().report().balanced,
             late: self.late,
+            awaited: self.awaited,
             cost,
         }
     }
@@ -136,6 +141,7 @@ impl<'a> Driver<'a> {
             push: push.as_secs_f64(),
             wait: wait.as_secs_f64(),
             overhead: overhead.as_secs_f64(),
+            stale: self.open.stale,
             reason: self.open.reason.unwrap_or(CutReason::AllArrived),
         }
     }
@@ -167,8 +173,9 @@ impl<'a> Driver<'a> {
             self.computing.pop();
         }
         let computed = self.computing.peek().map(|Reverse((at, ..))| *at);
+        // Between rounds only the shards are waited for.
         let closed = self.coordinator.machine().phase() == Phase::Closed;
-        let wake = self.coordinator.next_wake().filter(|_| !closed);
+        let wake = self.coordinator.next_wake().filter(|_| !closed || self.open.updating);
         [computed, self.post.next(), self.network.next(), wake].into_iter().flatten().min()
     }
 
@@ -204,12 +211,11 @@ impl<'a> Driver<'a> {
                     let _ = self.coordinator.handle_aborted(worker, base, 0, self.now);
                 }
             }
-            Message::Published => {
-                for shard in (0..self.system.spec.shards).map(ShardId) {
+            Message::Applied(shards) => {
+                for shard in shards.map(ShardId) {
                     let applied = self.coordinator.handle_applied(shard, self.now);
                     applied.expect("it was told to update");
                 }
-                self.open.published = true;
             }
         }
     }
@@ -220,8 +226,8 @@ impl<'a> Driver<'a> {
         if self.tasks[index].base >= task.base {
             return;
         }
-        self.tasks[index] = Task { left: self.system.spec.shards, ..task };
-        if !self.network.enter(Way::Pull, index, self.now) {
+        self.tasks[index] = Task { left: self.servers.count(task.shards), ..task };
+        if !self.network.enter(Way::Pull, index, task.shards, self.now) {
             self.compute(worker);
         }
     }
@@ -237,15 +243,16 @@ impl<'a> Driver<'a> {
 
     /// The first byte of a gradient reaches the shards, and word of it the coordinator.
     fn push(&mut self, worker: WorkerId, base: Version) {
-        let shards = self.system.spec.shards;
         let task = &mut self.tasks[worker.0 as usize];
-        task.left = shards;
+        let shards = task.shards;
+        task.left = self.servers.count(shards);
         let weight = f64::from(task.samples);
         let contribution =
             Contribution { worker, base, weight, loss: 0.0, square: None, blocks: Blocks::All };
         self.coordinator.handle_done(contribution, self.now).expect("it was given that work");
-        if !self.network.enter(Way::Push, worker.0 as usize, self.now) {
-            self.staged(worker, 0..shards);
+        if !self.network.enter(Way::Push, worker.0 as usize, shards, self.now) {
+            let shards: Vec<Range<u32>> = self.servers.among(shards).collect();
+            shards.into_iter().for_each(|shards| self.staged(worker, shards));
         }
     }
 
@@ -299,7 +306,7 @@ impl<'a> Driver<'a> {
                 EventKind::Arrived { worker, weight, .. } => {
                     self.open.accepted += weight;
                     self.open.last = self.tasks[worker.0 as usize].split(event.at);
-                    self.folding = self.folding.max(event.at) + spec.pass();
+                    self.servers.fold(self.present(), event.at);
                 }
                 EventKind::Late { .. } => self.late += 1,
                 EventKind::Cut { round, reason, stragglers, .. } => {
@@ -309,22 +316,36 @@ impl<'a> Driver<'a> {
                             .send(Message::Cut(round.base(), stragglers), self.now + spec.delay);
                     }
                 }
-                EventKind::Closed { .. } => {
-                    self.open.closed = event.at;
-                    let published = self.folding.max(event.at) + spec.pass();
-                    self.post.send(Message::Published, published);
-                }
+                EventKind::ShardAwaited { .. } => self.awaited += 1,
+                EventKind::Closed { round, .. } => self.close(round, event.at),
                 _ => {}
             }
         }
     }
 
+    /// The shards that the round has make its update.
+    fn close(&mut self, round: Round, at: Time) {
+        self.open.closed = at;
+        self.open.updating = true;
+        let shards = self.coordinator.shards();
+        self.open.stale = shards.left_out().count() as f64 / shards.count() as f64;
+        for (shards, applied) in self.servers.update(self.present(), round, at) {
+            self.post.send(Message::Applied(shards), applied);
+        }
+    }
+
+    /// The shards that the open round has, or the one that has closed.
+    fn present(&self) -> Present {
+        self.servers.present(self.coordinator.shards().fresh())
+    }
+
     /// Work goes to the workers and their requests to the shards: two ways.
     fn hand_out(&mut self, base: Version, work: &[Work]) {
+        let shards = self.present();
         let requests = work.iter().map(|work| {
             let seconds = self.world.run_time(work.worker.0 as usize);
             let compute = Time::span(seconds.expect("who is absent is not live"));
-            (work.worker, Task::new(work, base, compute, self.now))
+            (work.worker, Task::new(work, base, shards, compute, self.now))
         });
         let requests: Vec<(WorkerId, Task)> = requests.collect();
         self.open.given += requests.len();

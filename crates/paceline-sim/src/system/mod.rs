@@ -8,6 +8,10 @@
 //! close they complete that and apply the update, and then the next round may open. So pull, push,
 //! queueing and aggregation are inside the run-times that a policy sees and the overhead that it
 //! bears.
+//!
+//! One shard may be slower than the others, or stop now and then. Where not all are waited for, a
+//! round has those that were in time: nothing is pulled from the others or pushed to them, and they
+//! come back once they have made the update that they owe.
 
 mod driver;
 mod link;
@@ -15,10 +19,11 @@ mod network;
 mod outcome;
 mod post;
 mod preset;
+mod servers;
 mod spec;
 mod task;
 
-use paceline_core::{Ledger, Policy, Straggler};
+use paceline_core::{Ledger, Policy, Shards, Straggler};
 
 use self::driver::Driver;
 pub use self::{
@@ -56,8 +61,19 @@ impl System {
         rounds: usize,
         policy: Box<dyn Policy>,
     ) -> SystemOutcome {
+        self.run_over(Shards::all(self.spec.shards), world, rounds, policy)
+    }
+
+    /// The same over shards that may be left behind: as many as the system has.
+    pub fn run_over(
+        &self,
+        shards: Shards,
+        world: &mut dyn World,
+        rounds: usize,
+        policy: Box<dyn Policy>,
+    ) -> SystemOutcome {
         let (policy, cost) = Timed::new(policy);
-        let mut driver = Driver::new(self, world, Box::new(policy));
+        let mut driver = Driver::new(self, shards, world, Box::new(policy));
         let rounds = (0..rounds).filter_map(|_| driver.round()).collect();
         let cost = cost.lock().expect("nobody panicked with it").clone();
         driver.outcome(rounds, cost)

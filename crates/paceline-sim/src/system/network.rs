@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use paceline_core::Time;
 
-use super::{SystemSpec, link::Link};
+use super::{SystemSpec, link::Link, servers::Present};
 
 /// Which way a transfer goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,8 +15,8 @@ pub(super) enum Way {
     Push,
 }
 
-/// The links of every shard. A worker transfers its part of the model with all shards at once, and
-/// each of these transfers has the same share of the worker's own link.
+/// The links of every shard. A worker transfers its part of the model with all shards of its round at
+/// once, and each of these transfers has the same share of the worker's own link.
 ///
 /// Shards that are alike hold equal parts and are asked for them at the same moments, so one link
 /// stands for all of them: the cost of a run does not grow with their number.
@@ -38,23 +38,19 @@ impl Network {
     pub(super) fn new(spec: &SystemSpec, workers: usize) -> Network {
         let part = spec.part();
         let cap = spec.worker_bandwidth / f64::from(spec.shards);
-        let group = |shards: Range<u32>, bandwidth: f64| {
-            let link = Link::new(workers, part, bandwidth, cap);
+        let group = |(shards, slow): (Range<u32>, bool)| {
+            let share = if slow { spec.slow_shard } else { 1.0 };
+            let link = Link::new(workers, part, spec.server_bandwidth * share, cap);
             Group { shards, pull: link.clone(), push: link }
         };
-        let mut groups = Vec::new();
-        if part > 0.0 {
-            let slow = u32::from(spec.slow_shard < 1.0);
-            groups.push(group(0..slow, spec.server_bandwidth * spec.slow_shard));
-            groups.push(group(slow..spec.shards, spec.server_bandwidth));
-            groups.retain(|group| !group.shards.is_empty());
-        }
-        Network { groups }
+        Network { groups: spec.kinds().filter(|_| part > 0.0).map(group).collect() }
     }
 
-    /// Begins a worker's transfers; false if there is nothing to transfer.
-    pub(super) fn enter(&mut self, way: Way, worker: usize, now: Time) -> bool {
-        self.groups.iter_mut().for_each(|group| group.link(way).enter(worker, now));
+    /// Begins a worker's transfers with these shards; false if there is nothing to transfer.
+    pub(super) fn enter(&mut self, way: Way, worker: usize, shards: Present, now: Time) -> bool {
+        for (group, _) in self.groups.iter_mut().zip(shards).filter(|(_, here)| *here) {
+            group.link(way).enter(worker, now);
+        }
         !self.groups.is_empty()
     }
 

@@ -25,6 +25,8 @@ pub struct SystemRound {
     pub wait: f64,
     /// From the close to the publication.
     pub overhead: f64,
+    /// The share of the shards, and so of the blocks, that it did without.
+    pub stale: f64,
     /// Why it stopped waiting.
     pub reason: CutReason,
 }
@@ -44,6 +46,8 @@ pub struct SystemOutcome {
     pub ledger_balanced: bool,
     /// Contributions that came after their round had closed.
     pub late: u64,
+    /// How often a round waited for a shard because it had missed as many updates as it may.
+    pub awaited: u64,
     /// What deciding took.
     pub cost: Cost,
 }
@@ -53,6 +57,11 @@ impl SystemOutcome {
     pub fn rate(&self) -> f64 {
         let accepted: f64 = self.rounds.iter().map(|round| round.accepted).sum();
         if self.seconds > 0.0 { accepted / self.seconds } else { 0.0 }
+    }
+
+    /// Rounds per second.
+    pub fn round_rate(&self) -> f64 {
+        if self.seconds > 0.0 { self.rounds.len() as f64 / self.seconds } else { 0.0 }
     }
 
     /// The mean of a figure over the rounds.

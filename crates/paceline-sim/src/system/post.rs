@@ -1,6 +1,6 @@
 //! Messages under way.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use paceline_core::{Time, Version, WorkerId};
 
@@ -14,8 +14,8 @@ pub(super) enum Message {
     Cut(Version, Vec<WorkerId>),
     /// That they have stopped, at the coordinator.
     Aborted(Version, Vec<WorkerId>),
-    /// The update is applied on every shard.
-    Published,
+    /// The update is applied on these shards.
+    Applied(Range<u32>),
 }
 
 /// Messages by the moment they are there; those of one moment in the order they were sent in.

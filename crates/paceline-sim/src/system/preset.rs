@@ -16,6 +16,9 @@ const LAN: SystemSpec = SystemSpec {
     worker_bandwidth: 10.0 * GBIT,
     delay: Duration::from_micros(100),
     fold: 5e9,
+    slow_fold: 1.0,
+    stop_every: 0,
+    stop_for: Duration::ZERO,
 };
 
 /// Every preset, and one line on what it is.

@@ -1,6 +1,6 @@
 //! A system's size and network, as users write it: `lan`, `wan:model=50MB`, `lan:shards=8,delay=1ms`.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, ops::Range, str::FromStr, time::Duration};
 
 use super::preset::{PRESETS, preset};
 
@@ -24,6 +24,12 @@ pub struct SystemSpec {
     pub delay: Duration,
     /// Bytes per second at which a shard folds a contribution into the sum, and applies an update.
     pub fold: f64,
+    /// How many times as long shard 0 takes for that; 1 is like the others.
+    pub slow_fold: f64,
+    /// Every so many rounds shard 0 stops before its update; 0 is never.
+    pub stop_every: u32,
+    /// For how long.
+    pub stop_for: Duration,
 }
 
 impl SystemSpec {
@@ -35,6 +41,15 @@ impl SystemSpec {
     /// How long a shard takes to go over its part once.
     pub fn pass(&self) -> Duration {
         Duration::try_from_secs_f64(self.part() / self.fold).unwrap_or(Duration::MAX)
+    }
+
+    /// Shards that are alike, and whether they are slow: shard 0 if anything is the matter with it,
+    /// and the others.
+    pub(super) fn kinds(&self) -> impl Iterator<Item = (Range<u32>, bool)> + use<> {
+        let slow = self.slow_shard < 1.0 || self.slow_fold > 1.0 || self.stop_every > 0;
+        let slow = u32::from(slow);
+        let kinds = [(0..slow, true), (slow..self.shards, false)];
+        kinds.into_iter().filter(|(shards, _)| !shards.is_empty())
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
@@ -58,13 +73,24 @@ impl SystemSpec {
                 let share = value.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0);
                 self.slow_shard = share.ok_or_else(|| wrong("write a share over 0 and up to 1"))?;
             }
+            "slow-fold" => {
+                let times = value.parse().ok().filter(|times| (1.0..=1e6).contains(times));
+                self.slow_fold = times.ok_or_else(|| wrong("write how many times, from 1"))?;
+            }
+            "stop-every" => {
+                let rounds = value.parse();
+                self.stop_every = rounds.map_err(|_| wrong("write a number of rounds"))?;
+            }
+            "stop-for" => {
+                self.stop_for = delay(value).ok_or_else(|| wrong("write a time (2s, 500ms)"))?;
+            }
             "delay" => {
                 self.delay = delay(value).ok_or_else(|| wrong("write a time (0, 30ms, 50us)"))?;
             }
             _ => {
                 return Err(format!(
                     "`{key}` is no parameter of a system: use model, shards, server-bandwidth, \
-                     worker-bandwidth, slow-shard, delay or fold"
+                     worker-bandwidth, delay, fold, slow-shard, slow-fold, stop-every or stop-for"
                 ));
             }
         }
@@ -89,6 +115,9 @@ impl FromStr for SystemSpec {
                 .ok_or_else(|| format!("`{pair}` is not of the form key=value"))?;
             spec.set(key.trim(), value.trim())?;
         }
+        if (spec.stop_every > 0) != (spec.stop_for > Duration::ZERO) {
+            return Err("stop-every and stop-for go together: stop-every=50,stop-for=2s".to_owned());
+        }
         Ok(spec)
     }
 }
@@ -97,15 +126,19 @@ impl FromStr for SystemSpec {
 impl fmt::Display for SystemSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let base = preset(self.name).unwrap_or(PRESETS[0].0);
-        let nanos = |spec: &SystemSpec| spec.delay.as_nanos() as f64;
+        let nanos = |time: Duration| time.as_nanos() as f64;
+        let every = |spec: &SystemSpec| f64::from(spec.stop_every);
         let figures = [
             ("model", self.model, base.model, "B"),
             ("shards", f64::from(self.shards), f64::from(base.shards), ""),
             ("server-bandwidth", self.server_bandwidth, base.server_bandwidth, "B"),
             ("worker-bandwidth", self.worker_bandwidth, base.worker_bandwidth, "B"),
             ("slow-shard", self.slow_shard, base.slow_shard, ""),
-            ("delay", nanos(self), nanos(&base), "ns"),
+            ("delay", nanos(self.delay), nanos(base.delay), "ns"),
             ("fold", self.fold, base.fold, "B"),
+            ("slow-fold", self.slow_fold, base.slow_fold, ""),
+            ("stop-every", every(self), every(&base), ""),
+            ("stop-for", nanos(self.stop_for), nanos(base.stop_for), "ns"),
         ];
         f.write_str(base.name)?;
         let changed = figures.iter().filter(|(_, own, preset, _)| own != preset);
@@ -167,6 +200,11 @@ mod tests {
         );
         check("wan:delay=0.5s,slow-shard=0.25", Ok("wan:slow-shard=0.25,delay=500000000ns"));
         check("tiny:fold=2GB,shards=3", Ok("tiny:shards=3,fold=2000000000B"));
+        check("lan:slow-fold=5", Ok("lan:slow-fold=5"));
+        check("lan:stop-for=2s,stop-every=50", Ok("lan:stop-every=50,stop-for=2000000000ns"));
+        check("lan:slow-fold=0.5", Err("from 1"));
+        check("lan:stop-every=50", Err("go together"));
+        check("lan:stop-every=-1", Err("number of rounds"));
         check("moon", Err("unknown system `moon`"));
         check("lan:shards=0", Err("from 1"));
         check("lan:model=-1", Err("write bytes"));

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use paceline_core::{Time, Version, Work};
 
+use super::servers::Present;
+
 /// The last work that a worker heard of, and how far it is with it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Task {
@@ -17,6 +19,8 @@ pub(super) struct Task {
     pub(super) compute: Duration,
     /// Samples behind it.
     pub(super) samples: u32,
+    /// The shards that its round has.
+    pub(super) shards: Present,
     /// Shards of which parameters, or to which the gradient, have still to get.
     pub(super) left: u32,
     /// When it had its parameters.
@@ -25,13 +29,20 @@ pub(super) struct Task {
 
 impl Task {
     /// What is handed out at `given`.
-    pub(super) fn new(work: &Work, base: Version, compute: Duration, given: Time) -> Task {
+    pub(super) fn new(
+        work: &Work,
+        base: Version,
+        shards: Present,
+        compute: Duration,
+        given: Time,
+    ) -> Task {
         Task {
             base: Some(base),
             alive: true,
             given,
             compute,
             samples: work.portion.len(),
+            shards,
             left: 0,
             pulled: given,
         }

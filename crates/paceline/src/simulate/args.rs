@@ -4,7 +4,7 @@ use std::{fmt, path::PathBuf, str::FromStr};
 
 use clap::Args;
 use paceline_core::Straggler;
-use paceline_policy::{PolicySpec, PolicySpecError};
+use paceline_policy::{Enough, PolicySpec, PolicySpecError};
 use paceline_sim::SystemSpec;
 
 use crate::traces::{TraceArgs, not_negative};
@@ -37,10 +37,19 @@ pub(crate) struct SimulateArgs {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) quorum: u32,
     /// Simulate the network and the shards too: lan, wan, high-communication or tiny, with changes
-    /// after a colon (lan:model=1GB,shards=8; also server-bandwidth, worker-bandwidth, slow-shard,
-    /// delay, fold). The trace is then how long workers compute
+    /// after a colon (lan:model=1GB,shards=8; also server-bandwidth, worker-bandwidth, delay, fold;
+    /// and for shard 0: slow-shard, its share of the bandwidth, slow-fold, how many times as long it
+    /// takes to fold and update, stop-every and stop-for, a stop every so many rounds). The trace is
+    /// then how long workers compute
     #[arg(long, value_name = "SYSTEM")]
     pub(super) system: Option<SystemSpec>,
+    /// Which shards a round of --system needs: all, a share of them (0.75), or as many as it pays to
+    /// wait for (auto)
+    #[arg(long, value_name = "RULE", default_value = "all", requires = "system")]
+    pub(super) pull: Enough,
+    /// A shard that has missed so many updates is waited for, with --pull
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "system", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) max_stale: u64,
     /// The model of run-times that bdsgd and auto begin with, as `paceline model fit` writes it;
     /// a generic prior without
     #[arg(long, value_name = "FILE")]

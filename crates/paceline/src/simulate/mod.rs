@@ -32,6 +32,8 @@ Examples:
   paceline simulate times.csv --overhead 0.1x --json       one object a line, for machines
   paceline simulate times.csv --system lan:model=1GB --policy full,auto
                                                            with network and shards
+  paceline simulate times.csv --system lan:slow-fold=5 --pull auto --max-stale 8
+                                                           a slow shard that is not waited for
   paceline simulate times.csv --html page.html             charts of the cutoff over time
 
 A run-time past the cut is not seen by the policy, only that it is longer (--straggler abort).

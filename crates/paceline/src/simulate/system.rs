@@ -12,7 +12,7 @@ use std::{
 use anyhow::Result;
 use paceline_core::Straggler;
 use paceline_model::Model;
-use paceline_policy::PolicySpec;
+use paceline_policy::{Enough, PolicySpec};
 use paceline_sim::{Drawn, Recorded, System, SystemOutcome, SystemSpec};
 use paceline_trace::Trace;
 use rayon::prelude::*;
@@ -54,10 +54,25 @@ pub(super) struct Row {
     samples_requeued: u64,
     samples_dropped: u64,
     ledger_balanced: bool,
+    /// Where shards may be left behind.
+    #[serde(flatten)]
+    weak: Option<Weak>,
     /// What simulating took.
     wall_s: f64,
     decide_us_p99: f64,
     decide_cpu_us_per_round: f64,
+}
+
+/// What rounds did without the shards that they did not wait for.
+#[derive(Debug, Clone, Serialize)]
+struct Weak {
+    pull: Enough,
+    max_stale: u64,
+    rounds_per_s: f64,
+    /// Share of the blocks that rounds did without, each of which keeps its last value.
+    stale_share: f64,
+    /// How often a shard was waited for that had missed as many updates as it may.
+    awaited: u64,
 }
 
 /// Runs a trace under all policies and seeds; `tell` hears how many are done.
@@ -79,18 +94,17 @@ pub(super) fn study(
     let done = AtomicUsize::new(0);
     let rows = jobs.par_iter().map(|&(policy, seed)| {
         let began = Instant::now();
+        // Shards hold equal parts, so it does not matter how many blocks that is.
+        let shards = args.pull.shards(&vec![1; spec.shards as usize], args.max_stale);
+        let decides = policy.build_with(model, paceline_policy::Objective::Samples);
         let outcome = match source.by_the_clock() {
             Some((spec, drawn)) => {
                 let mut world = Drawn::new(trace.name(), spec.source(drawn.wrapping_add(seed)));
-                system.run(
-                    &mut world,
-                    spec.rounds(),
-                    policy.build_with(model, paceline_policy::Objective::Samples),
-                )
+                system.run_over(shards, &mut world, spec.rounds(), decides)
             }
             None => {
-                let policy = policy.build_with(model, paceline_policy::Objective::Samples);
-                system.run(&mut Recorded::new(trace, seed), trace.rounds(), policy)
+                let mut world = Recorded::new(trace, seed);
+                system.run_over(shards, &mut world, trace.rounds(), decides)
             }
         };
         let wall_s = began.elapsed().as_secs_f64();
@@ -101,10 +115,23 @@ pub(super) fn study(
             seed,
             workers: trace.workers().len(),
             wall_s,
+            weak: weak(args, &spec, &outcome),
             ..Row::of(&system, &outcome)
         }
     });
     Ok(rows.collect())
+}
+
+/// Told where shards may be left behind, or one gives reason to.
+fn weak(args: &SimulateArgs, spec: &SystemSpec, outcome: &SystemOutcome) -> Option<Weak> {
+    let told = args.pull != Enough::All || spec.slow_fold > 1.0 || spec.stop_every > 0;
+    told.then(|| Weak {
+        pull: args.pull,
+        max_stale: args.max_stale,
+        rounds_per_s: outcome.round_rate(),
+        stale_share: outcome.mean(|round| round.stale),
+        awaited: outcome.awaited,
+    })
 }
 
 /// Those that a system can be run with; what belongs to plain replays is refused.
@@ -168,6 +195,7 @@ impl Row {
             samples_requeued: outcome.samples.requeued,
             samples_dropped: outcome.samples.dropped,
             ledger_balanced: outcome.ledger_balanced,
+            weak: None,
             wall_s: 0.0,
             decide_us_p99: cost.p99().as_secs_f64() * 1e6,
             decide_cpu_us_per_round: cost.total.as_secs_f64() * 1e6 / rounds.max(1) as f64,
@@ -225,6 +253,34 @@ pub(super) fn text(rows: &[Row]) -> String {
             100.0 * row.server_utilisation,
             row.samples_requeued,
             if row.ledger_balanced { "ok" } else { "WRONG" },
+        );
+    }
+    text + &weak_text(rows, width)
+}
+
+/// The same of shards that are not always waited for; nothing where there are none.
+fn weak_text(rows: &[Row], width: usize) -> String {
+    let Some(Weak { pull, max_stale, .. }) = rows.first().and_then(|row| row.weak.as_ref()) else {
+        return String::new();
+    };
+    let bound = match pull {
+        Enough::All => String::new(),
+        _ => format!(", and in any case those that have missed {max_stale} updates"),
+    };
+    let mut text = format!(
+        "\nshards waited for: {pull}{bound}\n\n{:width$} {:>4} {:>9} {:>12} {:>19}\n",
+        "policy", "seed", "rounds /s", "blocks stale", "waited at the bound"
+    );
+    for row in rows {
+        let Some(weak) = &row.weak else { continue };
+        let _ = writeln!(
+            text,
+            "{:width$} {:>4} {:>9} {:>10.1} % {:>18}×",
+            row.policy,
+            row.seed,
+            short(weak.rounds_per_s),
+            100.0 * weak.stale_share,
+            weak.awaited,
         );
     }
     text

@@ -1,0 +1,120 @@
+//! Slow and stopped shards in the simulated system: rounds that go on without them, within a bound.
+
+use paceline_core::Straggler;
+use paceline_policy::{Enough, PolicySpec};
+use paceline_sim::{Recorded, System, SystemOutcome, SystemSpec};
+use paceline_trace::{Cell, Trace, Unit, generate};
+
+/// Four workers that compute for 70 ms; shards fold their four gradients and update in five passes
+/// of 6 ms: 30 % of a round.
+const PACED: &str = "lan:shards=4,model=4MB,fold=166666667B,delay=0,server-bandwidth=1000000GB,\
+                     worker-bandwidth=1000000GB";
+
+fn system(changes: &str) -> System {
+    let spec = format!("{PACED}{changes}");
+    System::new(spec.parse::<SystemSpec>().expect("a system"))
+}
+
+fn run(system: System, pull: &str, most_stale: u64, trace: &Trace, policy: &str) -> SystemOutcome {
+    let shards = vec![1; system.spec.shards as usize];
+    let shards = pull.parse::<Enough>().expect("a rule").shards(&shards, most_stale);
+    let policy = policy.parse::<PolicySpec>().expect("a policy").build();
+    system.run_over(shards, &mut Recorded::new(trace, 0), trace.rounds(), policy)
+}
+
+fn even(rounds: usize) -> Trace {
+    let mut trace = Trace::of_size("even", Unit::Seconds, 4);
+    for _ in 0..rounds {
+        trace.push_round([Cell::Observed(0.07); 4]);
+    }
+    trace
+}
+
+/// Rounds a second in these circumstances, and the share of blocks that they did without.
+fn rate(changes: &str, pull: &str) -> (f64, f64) {
+    let outcome = run(system(changes), pull, 8, &even(200), "full");
+    assert!(outcome.ledger_balanced);
+    assert_eq!(outcome.samples.used, 800, "nobody's work is lost");
+    (outcome.round_rate(), outcome.mean(|round| round.stale))
+}
+
+#[test]
+fn a_slow_shard_costs_little_where_it_is_not_waited_for() {
+    let (undisturbed, none) = rate("", "all");
+    assert!((undisturbed - 10.0).abs() < 0.01, "{undisturbed} rounds a second");
+    let (all, as_none) = rate(",slow-fold=5", "all");
+    assert!((all / undisturbed - 100.0 / 220.0).abs() < 0.01, "{all} rounds a second");
+    assert_eq!((none, as_none), (0.0, 0.0));
+    for pull in ["0.75", "auto"] {
+        let (rate, stale) = rate(",slow-fold=5", pull);
+        assert!(rate > 0.95 * undisturbed, "{pull}: {rate} rounds a second");
+        // It answers in 150 ms, so that of three rounds it misses two.
+        assert!((stale - 2.0 / 3.0 / 4.0).abs() < 0.02, "{pull}: {stale}");
+    }
+}
+
+#[test]
+fn nobody_is_left_behind_where_nobody_is_slow() {
+    for pull in ["0.25", "0.75", "auto"] {
+        assert_eq!(rate("", pull), rate("", "all"), "{pull}");
+    }
+}
+
+#[test]
+fn a_stopped_shard_is_waited_for_at_the_bound_and_not_before() {
+    let (trace, system) = (even(100), system(",stop-every=40,stop-for=2s"));
+    let longest = |outcome: &SystemOutcome| {
+        outcome.rounds.iter().map(|round| round.seconds).fold(0.0, f64::max)
+    };
+    let all = run(system, "all", 8, &trace, "full");
+    assert_eq!(all.awaited, 0, "there is no bound to come to");
+    assert!((longest(&all) - 2.1).abs() < 0.001, "{}", longest(&all));
+    // In rounds 40 and 80 it stops for as long as twenty rounds take.
+    let bounded = run(system, "0.75", 8, &trace, "full");
+    assert_eq!(bounded.awaited, 2);
+    let stale = bounded.rounds.iter().filter(|round| round.stale > 0.0).count();
+    assert_eq!(stale, 2 * 8);
+    // It has missed eight updates, 0.8 s, and the ninth waits.
+    assert!((longest(&bounded) - 1.3).abs() < 0.001, "{}", longest(&bounded));
+    let unbounded = run(system, "0.75", 1000, &trace, "full");
+    assert_eq!(unbounded.awaited, 0);
+    assert!((longest(&unbounded) - 0.1).abs() < 0.001, "{}", longest(&unbounded));
+    assert!(all.seconds > bounded.seconds && bounded.seconds > unbounded.seconds);
+}
+
+#[test]
+fn slow_workers_and_slow_shards_are_handled_together() {
+    let trace = generate(&"nodes158-stalls:rounds=60".parse().expect("a trace"), 7);
+    for spec in
+        ["lan:slow-fold=5", "wan:slow-fold=20,slow-shard=0.5", "lan:stop-every=9,stop-for=20s"]
+    {
+        for pull in ["0.75", "auto"] {
+            let system = System::new(spec.parse::<SystemSpec>().expect("a system"));
+            let weak = || run(system, pull, 8, &trace, "auto");
+            let (outcome, again) = (weak(), weak());
+            assert_eq!(outcome.rounds, again.rounds, "{spec} {pull}");
+            assert!(outcome.ledger_balanced && outcome.rounds.len() == 60, "{spec} {pull}");
+            let used: f64 = outcome.rounds.iter().map(|round| round.accepted).sum();
+            assert_eq!(outcome.samples.used, used as u64, "{spec} {pull}");
+            let all = run(system, "all", 8, &trace, "full");
+            assert!(outcome.rate() > all.rate(), "{spec} {pull}");
+        }
+    }
+}
+
+#[test]
+fn workers_that_finish_late_come_back_whatever_shards_their_round_had() {
+    let mut trace = Trace::of_size("late", Unit::Seconds, 4);
+    for round in 0..200_u32 {
+        let late = 0.13 + 0.01 * f64::from(37 * round % 41);
+        trace.push_round([0.07, 0.07, 0.07, late].map(Cell::Observed));
+    }
+    let system = System { straggler: Straggler::Finish, ..system(",slow-fold=5") };
+    let all = run(system, "all", 8, &trace, "static:3");
+    let weak = run(system, "0.75", 8, &trace, "static:3");
+    // Given work, it is late with it, and is given work again.
+    for (pull, outcome) in [("all", all), ("0.75", weak)] {
+        let later = outcome.rounds.iter().skip(100).filter(|round| round.given == 4).count();
+        assert!(outcome.ledger_balanced && later > 20, "{pull}: {later} times of 100");
+    }
+}
