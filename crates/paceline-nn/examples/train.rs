@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         for samples in order.chunks(batch) {
             let start = Instant::now();
             let mut grad = vec![0.0; params.len()];
-            model.load(&params);
+            model.load(0, &params);
             sum += model.gradient(&data.train, samples, &mut grad);
             best = f64::max(best, samples.len() as f64 / start.elapsed().as_secs_f64());
             let scale = rate / samples.len() as f32;
@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
         let speed = f64::from(sum.samples) / start.elapsed().as_secs_f64();
-        model.load(&params);
+        model.load(0, &params);
         let (train, test) = (sum.mean(), model.evaluate(&data.test));
         println!(
             "epoch {epoch}: train {:.3} {:.2} %, test {:.3} {:.2} %, {speed:.0} samples/s (best batch {best:.0})",

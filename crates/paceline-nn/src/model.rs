@@ -21,8 +21,9 @@ pub trait Model: Send {
     /// Flat initial parameters, the same on every platform for the same seed.
     fn init(&self, seed: u64) -> Vec<f32>;
 
-    /// Takes `params` as the parameters of every later call; before the first, they are zero.
-    fn load(&mut self, params: &[f32]);
+    /// Takes `params` as the parameters, from element `at` on, of every later call; before the first,
+    /// they are zero.
+    fn load(&mut self, at: usize, params: &[f32]);
 
     /// Adds the gradient of the loss summed over `samples` (indices into `data`, repeats allowed)
     /// to `grad`. Panics if an index is out of range or the data has another shape than the model

@@ -96,9 +96,8 @@ impl Model for Network {
         layers.flat_map(|(stage, mut rng)| stage.layer.init(&mut rng)).collect()
     }
 
-    fn load(&mut self, params: &[f32]) {
-        assert_eq!(params.len(), self.params.len(), "one value per parameter");
-        self.params.copy_from_slice(params);
+    fn load(&mut self, at: usize, params: &[f32]) {
+        self.params[at..at + params.len()].copy_from_slice(params);
     }
 
     fn gradient(&mut self, data: &Dataset, samples: &[u32], grad: &mut [f32]) -> LossSum {

@@ -128,7 +128,7 @@ fn every_model_agrees_with_burn() {
     for spec in [ModelSpec::Softmax, ModelSpec::Mlp, ModelSpec::Cnn, ModelSpec::Resnet] {
         let mut model = build(spec, data.shape()).unwrap();
         let params = model.init(4);
-        model.load(&params);
+        model.load(0, &params);
         let mut grad = vec![0.0; params.len()];
         let sum = model.gradient(&data, &SAMPLES, &mut grad);
         let (loss, expected) = reference(spec, model.tensors(), &params, &data);

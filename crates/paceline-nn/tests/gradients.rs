@@ -20,7 +20,7 @@ fn coloured() -> Dataset {
 fn model(spec: ModelSpec, data: &Dataset) -> (Box<dyn Model>, Vec<f32>) {
     let mut model = build(spec, data.shape()).unwrap();
     let params = model.init(3);
-    model.load(&params);
+    model.load(0, &params);
     (model, params)
 }
 
@@ -63,7 +63,7 @@ fn check_slopes(spec: ModelSpec, data: &Dataset) {
             for at in span.clone() {
                 moved[at] += (sign * step / slope * f64::from(grad[at])) as f32;
             }
-            model.load(&moved);
+            model.load(0, &moved);
             gradient(&mut *model, data, &samples).0.loss
         };
         let found = (loss(1.0) - loss(-1.0)) / (2.0 * step);
@@ -115,7 +115,7 @@ fn the_same_inputs_give_the_same_bits() {
             let compute = || {
                 let _shift = vec![0u8; 1001];
                 let mut other = build(spec, data.shape()).unwrap();
-                other.load(&params);
+                other.load(0, &params);
                 gradient(&mut *other, &data, &samples)
             };
             scope.spawn(compute).join().unwrap()

@@ -24,7 +24,7 @@ fn train(spec: ModelSpec, data: &Data, epochs: usize, rate: f32) -> Vec<f64> {
         for samples in order.chunks(BATCH) {
             step(&mut *model, data, samples, rate, &mut params, &mut velocity);
         }
-        model.load(&params);
+        model.load(0, &params);
         accuracies.push(model.evaluate(&data.test).accuracy);
     }
     eprintln!("{spec} on {:?}: {accuracies:.4?}", data.train);
@@ -40,7 +40,7 @@ fn step(
     velocity: &mut [f32],
 ) {
     let mut grad = vec![0.0; params.len()];
-    model.load(params);
+    model.load(0, params);
     model.gradient(&data.train, samples, &mut grad);
     let scale = rate / samples.len() as f32;
     for ((param, velocity), grad) in params.iter_mut().zip(velocity).zip(grad) {

@@ -49,7 +49,7 @@ impl Gate {
 }
 
 impl Compute for Scattered {
-    fn load(&mut self, params: &[f32]) {
+    fn load(&mut self, _: usize, params: &[f32]) {
         self.params = params.to_vec();
         self.loaded += 1;
         self.gate.pass(self.loaded);
@@ -279,7 +279,7 @@ impl BlowsUp {
 }
 
 impl Compute for BlowsUp {
-    fn load(&mut self, _: &[f32]) {
+    fn load(&mut self, _: usize, _: &[f32]) {
         self.loaded += 1;
         while self.loaded == 2 && !self.saved.as_ref().is_none_or(|path| path.is_dir()) {
             std::thread::yield_now();

@@ -221,7 +221,7 @@ fn losing_the_quorum_stops_the_run_with_a_clear_reason() {
 struct Dies(u32);
 
 impl paceline_worker::Compute for Dies {
-    fn load(&mut self, _: &[f32]) {}
+    fn load(&mut self, _: usize, _: &[f32]) {}
 
     fn gradient(&mut self, samples: &[u32], _: &mut [f32]) -> f64 {
         self.0 += 1;

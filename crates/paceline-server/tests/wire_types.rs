@@ -22,7 +22,7 @@ const F16: WireType = WireType::Half(Half::F16);
 struct Spread(Vec<f32>);
 
 impl Compute for Spread {
-    fn load(&mut self, params: &[f32]) {
+    fn load(&mut self, _: usize, params: &[f32]) {
         self.0 = params.to_vec();
     }
 
@@ -179,8 +179,8 @@ fn attacked_halves(config: ServerConfig, attack: impl FnOnce(&Server)) {
 struct Steep(Quadratic, u32);
 
 impl Compute for Steep {
-    fn load(&mut self, params: &[f32]) {
-        self.0.load(params);
+    fn load(&mut self, at: usize, params: &[f32]) {
+        self.0.load(at, params);
         self.1 += 1;
     }
 

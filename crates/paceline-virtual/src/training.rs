@@ -326,7 +326,7 @@ impl<'a> Training<'a> {
         let (mut loss, mut square) = (0.0, None);
         if !late {
             let mut gradient = self.spares.take(self.sum.len());
-            self.compute.load(&task.params);
+            self.compute.load(0, &task.params);
             self.compute.clear(&mut gradient);
             loss = self.gradient(task, weight, &mut gradient);
             square = Some(norm_squared(&gradient));

@@ -62,8 +62,8 @@ impl Classes {
 }
 
 impl Compute for Classes {
-    fn load(&mut self, params: &[f32]) {
-        self.weights.copy_from_slice(params);
+    fn load(&mut self, at: usize, params: &[f32]) {
+        self.weights[at..at + params.len()].copy_from_slice(params);
     }
 
     fn gradient(&mut self, samples: &[u32], gradient: &mut [f32]) -> f64 {
@@ -118,7 +118,7 @@ fn train(config: TrainingConfig, policy: &str, slowness: &str) -> TrainingRecord
     let mut compute = Classes::new(SAMPLES, 0);
     let mut evaluate = |params: &[f32]| {
         let mut judge = Classes::new(2_000, 1_000_000);
-        judge.load(params);
+        judge.load(0, params);
         (0.0, judge.accuracy())
     };
     let params = vec![0.0; CLASSES * FEATURES];

@@ -26,8 +26,8 @@ impl Quadratic {
 }
 
 impl Compute for Quadratic {
-    fn load(&mut self, params: &[f32]) {
-        self.params.copy_from_slice(params);
+    fn load(&mut self, at: usize, params: &[f32]) {
+        self.params[at..at + params.len()].copy_from_slice(params);
     }
 
     fn gradient(&mut self, samples: &[u32], gradient: &mut [f32]) -> f64 {

@@ -120,7 +120,6 @@ pub fn run(
     let (data, mut buffers) =
         DataPlane::connect(connect, &addresses, token, &job, config.transport, &mailbox)
             .map_err(join)?;
-    let total = job.layout.total();
     let parts = job.micro_batches.max(1);
     let until = match (job.any_newer, job.straggler) {
         (true, _) => Until::End,
@@ -142,7 +141,6 @@ pub fn run(
         costs,
         micro_batches: parts,
         any_newer: job.any_newer,
-        params: vec![0.0; total],
         gradient,
         order: EpochOrder::none(),
     };

@@ -4,7 +4,6 @@
 //! delivered it never does, so a slow shard is behind and does not fall further behind.
 
 use std::{
-    ops::Range,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -16,6 +15,7 @@ use paceline_wire::FrameError;
 
 use crate::{
     buffer::Buffer,
+    data::Load,
     link::Link,
     mailbox::{Mailbox, Until},
 };
@@ -23,8 +23,8 @@ use crate::{
 /// A courier for every shard.
 pub(crate) struct Couriers {
     office: Arc<Office>,
-    /// Each shard's part of the parameters.
-    parts: Vec<Range<usize>>,
+    /// Where each shard's part of the parameters begins.
+    starts: Vec<usize>,
     /// How long new values are waited for.
     wait: Shards,
     clock: Instant,
@@ -88,7 +88,7 @@ impl Couriers {
         let desks = Mutex::new(links.iter().map(|_| Desk::default()).collect());
         let office = Arc::new(Office { desks, changed: Condvar::new() });
         let couriers = Couriers {
-            parts: links.iter().map(|link| link.elements.clone()).collect(),
+            starts: links.iter().map(|link| link.elements.start).collect(),
             wait: enough.asked_anew(&blocks, max_stale),
             clock: Instant::now(),
             max_stale,
@@ -115,7 +115,7 @@ impl Couriers {
         &mut self,
         wanted: Version,
         behind: &[u32],
-        params: &mut [f32],
+        load: Load<'_>,
     ) -> Result<Option<Version>, FrameError> {
         let now = self.now();
         let told = self.wait.update(|shard| !behind.contains(&shard.0), now);
@@ -130,7 +130,7 @@ impl Couriers {
                     return Err(error);
                 }
                 let Some(landed) = desk.landed.take() else { continue };
-                params[self.parts[shard].clone()].copy_from_slice(&landed.values);
+                load(self.starts[shard], &landed.values);
                 desk.spare = landed.values;
                 self.held[shard] = Some(landed.found.min(wanted));
                 found = found.max(Some(landed.found));

@@ -17,6 +17,9 @@ use crate::{
 /// starting one costs more than it saves.
 const THREAD_ELEMS: usize = 1 << 20;
 
+/// Takes parameters from an element on.
+pub(crate) type Load<'a> = &'a mut dyn FnMut(usize, &[f32]);
+
 /// The connections to all shards.
 pub(crate) enum DataPlane {
     /// Every shard is waited for.
@@ -28,6 +31,7 @@ pub(crate) enum DataPlane {
 /// Connections that are used side by side or in turn.
 pub(crate) struct Links {
     links: Vec<Link>,
+    params: Vec<f32>,
     /// Values that are so many rounds old are asked for even where a shard is behind.
     max_stale: u64,
 }
@@ -64,24 +68,27 @@ impl DataPlane {
                 let couriers = Couriers::start(links, pull, max_stale, mailbox);
                 DataPlane::Apart(Box::new(couriers))
             }
-            false => DataPlane::Together(Links { links, max_stale }),
+            false => {
+                let params = vec![0.0; layout.total()];
+                DataPlane::Together(Links { links, params, max_stale })
+            }
         };
         Ok((plane, memory.into_buffers()))
     }
 
-    /// Fills `params` with version `wanted` or a newer one; returns which it is, `None` where the
-    /// shards gave different ones (the wanted one is gone then). Of shards that are `behind` the values
+    /// Loads version `wanted` or a newer one; returns which it is, `None` where the shards gave
+    /// different ones (the wanted one is gone then). Of shards that are `behind` the values
     /// that are there do, or whatever they have if those are too old; and of others that are not worth
     /// waiting for, where that is allowed.
     pub(crate) fn pull(
         &mut self,
         wanted: Version,
         behind: &[u32],
-        params: &mut [f32],
+        load: Load<'_>,
     ) -> Result<Option<Version>, FrameError> {
         match self {
-            DataPlane::Together(links) => links.pull(wanted, behind, params),
-            DataPlane::Apart(couriers) => couriers.pull(wanted, behind, params),
+            DataPlane::Together(links) => links.pull(wanted, behind, load),
+            DataPlane::Apart(couriers) => couriers.pull(wanted, behind, load),
         }
     }
 
@@ -115,9 +122,9 @@ impl Links {
         &mut self,
         wanted: Version,
         behind: &[u32],
-        params: &mut [f32],
+        load: Load<'_>,
     ) -> Result<Option<Version>, FrameError> {
-        let mut rest = params;
+        let mut rest = &mut self.params[..];
         let mut parts = Vec::with_capacity(self.links.len());
         for (shard, link) in (0..).zip(&mut self.links) {
             let (part, tail) = rest.split_at_mut(link.elements.len());
@@ -138,7 +145,11 @@ impl Links {
         })?;
         let mut versions = versions.into_iter().flatten();
         let first = versions.next();
-        Ok(first.filter(|first| versions.all(|version| version == *first)))
+        let one = first.filter(|first| versions.all(|version| version == *first));
+        if one.is_some() {
+            load(0, &self.params);
+        }
+        Ok(one)
     }
 
     fn push(

@@ -14,8 +14,8 @@ use crate::{
 
 /// What a worker computes.
 pub trait Compute {
-    /// These are the parameters to compute from.
-    fn load(&mut self, params: &[f32]);
+    /// These are the parameters to compute from, from element `at` on; the others stay as they are.
+    fn load(&mut self, at: usize, params: &[f32]);
 
     /// Empties `gradient` before a round, or before each of its micro-batches.
     fn clear(&mut self, gradient: &mut [f32]) {
@@ -60,7 +60,6 @@ pub(crate) struct Bench<'a> {
     pub(crate) micro_batches: u32,
     /// A newer version than the work was given on will do.
     pub(crate) any_newer: bool,
-    pub(crate) params: Vec<f32>,
     /// One micro-batch's sum, where micro-batches count one by one; else that of all so far.
     pub(crate) gradient: Buffer,
     pub(crate) order: EpochOrder,
@@ -83,7 +82,6 @@ impl Bench<'_> {
             say(FromWorker::Aborted { base, done: 0 })?;
             return Ok(Ended::Aborted);
         }
-        self.compute.load(&self.params);
         self.outbox.begin(task);
         self.compute(task, say)?;
         match self.outbox.send(self.mailbox, base, say)? {
@@ -100,7 +98,9 @@ impl Bench<'_> {
     /// for each other, if all shards give the same.
     fn pull(&mut self, base: Version, behind: &[u32]) -> Result<bool, FrameError> {
         loop {
-            match self.outbox.lock().data.pull(base, behind, &mut self.params)? {
+            let compute = &mut *self.compute;
+            let mut load = |at: usize, params: &[f32]| compute.load(at, params);
+            match self.outbox.lock().data.pull(base, behind, &mut load)? {
                 Some(found) if found == base || self.any_newer => return Ok(true),
                 None if self.any_newer => {}
                 _ => return Ok(false),

@@ -62,7 +62,7 @@ impl Workload {
         let Some(test) = self.test.clone() else { return Ok(None) };
         let mut judge = build(self.spec, test.shape())?;
         Ok(Some(Box::new(move |params| {
-            judge.load(params);
+            judge.load(0, params);
             let paceline_nn::Evaluation { loss, accuracy } = judge.evaluate(&test);
             Evaluation { loss, accuracy }
         })))
@@ -108,8 +108,8 @@ impl WorkerSide {
 }
 
 impl Compute for WorkerSide {
-    fn load(&mut self, params: &[f32]) {
-        self.model.load(params);
+    fn load(&mut self, at: usize, params: &[f32]) {
+        self.model.load(at, params);
     }
 
     fn clear(&mut self, gradient: &mut [f32]) {

@@ -36,7 +36,7 @@ fn reference(spec: ModelSpec, wire: WireType) -> Vec<String> {
     let order = OrderSpec::new(SEED, data.len() as u32).epoch(0);
     let mut hashes = Vec::new();
     for round in 0..ROUNDS {
-        model.load(&travelled(wire, params.clone()));
+        model.load(0, &travelled(wire, params.clone()));
         let contributions: Vec<Vec<f32>> = (0..WORKERS)
             .map(|worker| {
                 let start = (round * WORKERS + worker) * BATCH;

@@ -98,8 +98,9 @@ impl Quadratic {
 }
 
 impl Compute for Quadratic {
-    fn load(&mut self, params: &[f32]) {
-        self.params = params.to_vec();
+    fn load(&mut self, at: usize, params: &[f32]) {
+        self.params.resize(self.params.len().max(at + params.len()), 0.0);
+        self.params[at..at + params.len()].copy_from_slice(params);
     }
 
     fn gradient(&mut self, samples: &[u32], gradient: &mut [f32]) -> f64 {
