@@ -144,6 +144,13 @@ impl Assembly {
         self.parts.extract_if(older, |_, _| true).for_each(drop);
     }
 
+    /// Nothing that was computed from `base`, or before, counts any more: returns whose parts may be
+    /// dropped.
+    pub(crate) fn give_up(&mut self, base: Version) -> Vec<(WorkerId, Version)> {
+        let useless = |&(_, of): &(WorkerId, Version), _: &mut Parts| of <= base;
+        self.parts.extract_if(.., useless).map(|(key, _)| key).collect()
+    }
+
     /// The worker gave up before its contribution was whole.
     pub(crate) fn abandon(&mut self, worker: WorkerId, base: Version) {
         self.parts.remove(&(worker, base));

@@ -29,6 +29,8 @@ pub struct Coordinator {
     shards: Shards,
     /// The shard that the next round waits for at its bound, if one is.
     awaited: Option<ShardId>,
+    /// Nothing of this version, or of an older one, is of use any more.
+    given_up: Option<Version>,
     /// The shard whose parts this round's contributions wait for at the bound.
     parts_awaited: Option<(Round, ShardId)>,
     noise: NoiseScale,
@@ -55,6 +57,7 @@ impl Coordinator {
             batch,
             shards,
             awaited: None,
+            given_up: None,
             parts_awaited: None,
             noise: NoiseScale::default(),
             events: VecDeque::new(),
@@ -160,13 +163,21 @@ impl Coordinator {
         now: Time,
     ) -> Result<bool, MachineError> {
         self.catch_up(now);
-        if self.machine.work_of(worker, base).is_err() {
+        if self.machine.work_of(worker, base).is_err() || self.given_up >= Some(base) {
             return Ok(self.land(worker, base, shard, now));
         }
         if let Some(whole) = self.assembly.staged(worker, base, shard, now) {
             self.arrive(whole, now)?;
         }
         Ok(true)
+    }
+
+    /// Contributions that are under way and were computed from `base`, or before, are given up: their
+    /// workers deliver parts one by one and need not say what becomes of them. Returns of which parts may
+    /// have come.
+    pub fn give_up_parts(&mut self, base: Version) -> Vec<(WorkerId, Version)> {
+        self.given_up = Some(base);
+        self.assembly.give_up(base)
     }
 
     /// A part comes of what is not waited for any more; says whether it still counts on its shard.

@@ -25,6 +25,8 @@ pub struct Shards {
     owed: Vec<Option<Owed>>,
     /// Who has not answered is asked anew the next time.
     anew: bool,
+    /// Who was told last.
+    told: Vec<ShardId>,
     /// A round has at least so many blocks that are fresh.
     least: u32,
     most_stale: u64,
@@ -99,6 +101,7 @@ impl Shards {
         Shards {
             machine,
             anew,
+            told: Vec::new(),
             blocks: blocks.iter().map(|&blocks| blocks.max(1)).collect(),
             owed: vec![None; blocks.len()],
             least,
@@ -140,7 +143,17 @@ impl Shards {
         self.machine.give_up(now);
         let update = self.machine.round().base();
         let told = |shard: &ShardId| self.anew || self.fresh.contains(shard);
-        let told = self.numbers().filter(|&shard| told(&shard) && among(shard));
+        let told: Vec<ShardId> =
+            self.numbers().filter(|shard| told(shard) && among(*shard)).collect();
+        if self.anew {
+            // Nothing more is wanted of what was asked before, and nothing of who is not asked.
+            for shard in self.numbers() {
+                self.machine.forget_before(WorkerId(shard.0), update);
+                if !told.contains(&shard) {
+                    self.owed[shard.0 as usize] = None;
+                }
+            }
+        }
         let work = |ShardId(shard): ShardId| Work {
             worker: WorkerId(shard),
             portion: Portion::new(SampleRange {
@@ -151,12 +164,12 @@ impl Shards {
             waited_for: false,
             worth: 1.0,
         };
-        let work: Vec<Work> = told.map(work).collect();
+        let work: Vec<Work> = told.iter().copied().map(work).collect();
         self.waits = !work.is_empty();
+        self.told.clone_from(&told);
         if !self.waits {
-            return Vec::new();
+            return told;
         }
-        let told = work.iter().map(|work| ShardId(work.worker.0)).collect();
         for &Work { worker: WorkerId(shard), .. } in &work {
             let owed = &mut self.owed[shard as usize];
             *owed = Some(Owed { update, missed: owed.map_or(0, |owed| owed.missed) });
@@ -186,7 +199,7 @@ impl Shards {
         Ok(())
     }
 
-    /// A shard has answered a question from before: it has missed only so many since.
+    /// What is known of a shard that was told is not older than so many updates.
     pub fn caught_up(&mut self, shard: ShardId, missed: u64) {
         if let Some(owed) = self.owed.get_mut(shard.0 as usize).and_then(Option::as_mut) {
             owed.missed = missed;
@@ -205,8 +218,15 @@ impl Shards {
             return None;
         }
         let bound = self.behind().find(|&(_, missed)| missed >= self.most_stale);
-        let fresh = self.blocks.iter().zip(&self.owed).filter(|(_, owed)| owed.is_none());
-        if bound.is_some() || fresh.map(|(&blocks, _)| blocks).sum::<u32>() < self.least {
+        // Of who answers questions of their own only those count that were asked.
+        let counts = |shard: &ShardId| !self.anew || self.told.contains(shard);
+        let all = self.numbers().filter(counts).map(|ShardId(shard)| shard as usize);
+        let (mut fresh, mut most) = (0, 0);
+        for shard in all {
+            most += self.blocks[shard];
+            fresh += if self.owed[shard].is_none() { self.blocks[shard] } else { 0 };
+        }
+        if bound.is_some() || fresh < self.least.min(most) {
             return bound;
         }
         self.waits = false;
@@ -336,10 +356,15 @@ mod tests {
         assert_eq!(shards.advance(at(31)), None);
         assert!(shards.is_ready());
         assert_eq!(fresh(&shards), [1]);
-        // Some need not be asked.
-        shards.update(|shard| shard == ShardId(1), at(40));
-        shards.answered(ShardId(1), at(41)).unwrap();
-        assert_eq!(shards.advance(at(41)), None);
-        assert_eq!(shards.behind().collect::<Vec<_>>(), [(ShardId(0), 2)]);
+        // Some need not be asked; nobody waits for them, nor do they count.
+        for i in 0..5 {
+            shards.update(|shard| shard == ShardId(1), at(40 + 10 * i));
+            assert_eq!(shards.advance(at(40 + 10 * i)), None);
+            assert!(!shards.is_ready());
+            shards.answered(ShardId(1), at(41 + 10 * i)).unwrap();
+            assert_eq!(shards.advance(at(41 + 10 * i)), None);
+            assert!(shards.is_ready());
+            assert_eq!(shards.behind().count(), 0);
+        }
     }
 }

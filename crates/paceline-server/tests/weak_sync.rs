@@ -144,3 +144,31 @@ fn a_shard_that_stands_still_is_left_behind_and_comes_back() {
     let gaps = parts.windows(2).filter(|pair| pair[1] > pair[0] + 5).count();
     assert!(parts.len() > 20 && gaps > 0, "{parts:?}");
 }
+
+#[test]
+fn what_is_under_way_at_a_close_holds_up_nothing_later() {
+    for (pull, push) in [("auto", "all"), ("all", "auto"), ("auto", "auto"), ("0.5", "0.5")] {
+        let mut config = config(3);
+        config.placement.shards = 4;
+        (config.pull, config.push) = (pull.parse().unwrap(), push.parse().unwrap());
+        config.max_stale = 8;
+        // Somebody is always on the way when a round closes.
+        config.policy = "static:2".parse().unwrap();
+        config.limits.rounds = Some(400);
+        let server = Server::start(config, start());
+        let workers = [0, 1, 2].map(|worker| server.worker(worker));
+        let (outcome, events) = server.join();
+        let outcome = outcome.unwrap();
+        assert_eq!((outcome.version.0, outcome.ledger.balanced), (400, true), "{pull} {push}");
+        for worker in workers {
+            worker.join().unwrap().unwrap();
+        }
+        let mut last = [0; 3];
+        for event in &events {
+            if let EventKind::Arrived { round, worker, .. } = &event.kind {
+                last[worker.0 as usize] = round.0;
+            }
+        }
+        assert!(last.iter().all(|&round| round > 200), "{pull} {push}: last heard {last:?}");
+    }
+}

@@ -117,8 +117,10 @@ pub fn run(
     let costs = costs.map(|costs| Costs::new(costs, job.batch));
     let balance = costs.clone().filter(|_| job.balance.is_some());
     let addresses: Vec<String> = job.shards.iter().map(|at| place(at, &config.address)).collect();
+    // What is pushed for later rounds is carried on; what is not admitted there is not.
+    let carried = if job.straggler == Straggler::Finish { Until::End } else { Until::Close };
     let (data, mut buffers) =
-        DataPlane::connect(connect, &addresses, token, &job, config.transport, &mailbox)
+        DataPlane::connect(connect, &addresses, token, &job, config.transport, &mailbox, carried)
             .map_err(join)?;
     let parts = job.micro_batches.max(1);
     let until = match (job.any_newer, job.straggler) {

@@ -20,6 +20,9 @@ use crate::{
     mailbox::{Mailbox, Until},
 };
 
+/// How often a worker that waits looks whether that is still of use.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// A courier for every shard.
 pub(crate) struct Couriers {
     office: Arc<Office>,
@@ -32,6 +35,7 @@ pub(crate) struct Couriers {
     /// The version of each shard's values that are here.
     held: Vec<Option<Version>>,
     stale: Vec<u32>,
+    mailbox: Arc<Mailbox>,
     /// Gradients that may still be on their way.
     lent: Vec<Arc<Buffer>>,
 }
@@ -83,6 +87,7 @@ impl Couriers {
         enough: Enough,
         max_stale: u64,
         mailbox: &Arc<Mailbox>,
+        until: Until,
     ) -> Couriers {
         let blocks: Vec<u32> = links.iter().map(|link| link.blocks.len() as u32).collect();
         let desks = Mutex::new(links.iter().map(|_| Desk::default()).collect());
@@ -94,6 +99,7 @@ impl Couriers {
             max_stale,
             held: vec![None; links.len()],
             stale: Vec::new(),
+            mailbox: Arc::clone(mailbox),
             lent: Vec::new(),
             office: Arc::clone(&office),
         };
@@ -101,7 +107,7 @@ impl Couriers {
             let (office, mailbox) = (Arc::clone(&office), Arc::clone(mailbox));
             thread::Builder::new()
                 .name(format!("courier {desk}"))
-                .spawn(move || office.serve(desk, link, &mailbox))
+                .spawn(move || office.serve(desk, link, &mailbox, until))
                 .expect("failed to start a thread");
         }
         couriers
@@ -122,6 +128,11 @@ impl Couriers {
         let office = Arc::clone(&self.office);
         let mut desks = office.lock();
         let needed = self.ask(wanted, behind, &told, &mut desks);
+        for &shard in &told {
+            let held = self.held[shard.0 as usize].map_or(0, |held| held.0);
+            self.wait.caught_up(shard, wanted.0.saturating_sub(held + 1));
+        }
+        let mut said = false;
         office.changed.notify_all();
         let mut found = None;
         loop {
@@ -139,7 +150,7 @@ impl Couriers {
                     // One that is behind was not asked by the rule.
                     0 => drop(self.wait.answered(id, self.now())),
                     missed => {
-                        self.wait.caught_up(id, missed);
+                        self.wait.caught_up(id, missed - 1);
                         if told.contains(&id) {
                             desk.fetch(wanted);
                             office.changed.notify_all();
@@ -147,14 +158,20 @@ impl Couriers {
                     }
                 }
             }
-            self.wait.advance(self.now());
+            let bound = self.wait.advance(self.now());
+            if let Some((shard, rounds)) = bound.filter(|_| !std::mem::replace(&mut said, true)) {
+                tracing::warn!("waiting for values of {shard}, which are {rounds} rounds old");
+            }
+            // Its round may be over, and the run; then nobody waits for this.
+            if self.mailbox.is_over(wanted, Until::Close) {
+                return Ok(None);
+            }
             let all = |needed: &[usize]| needed.iter().all(|&shard| self.held[shard].is_some());
             if self.wait.is_ready() && all(&needed) {
                 break;
             }
-            let sleep = self.wait.next_wake().map_or(Duration::from_secs(1), |at| {
-                at.since(self.now().min(at)).min(Duration::from_secs(1))
-            });
+            let sleep =
+                self.wait.next_wake().map_or(LOOK, |at| at.since(self.now().min(at)).min(LOOK));
             let waited = office.changed.wait_timeout(desks, sleep.max(Duration::from_micros(50)));
             desks = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -235,11 +252,11 @@ impl Office {
     }
 
     /// The life of a courier.
-    fn serve(&self, desk: usize, mut link: Link, mailbox: &Mailbox) {
+    fn serve(&self, desk: usize, mut link: Link, mailbox: &Mailbox, until: Until) {
         while let Some(errand) = self.next(desk) {
             let done = match errand {
                 Errand::Push(base, gradient) => {
-                    let is_over = || mailbox.is_over(base, Until::Close);
+                    let is_over = || mailbox.is_over(base, until);
                     if is_over() {
                         Ok(None)
                     } else {

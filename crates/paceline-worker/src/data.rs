@@ -10,7 +10,12 @@ use paceline_wire::{
 };
 
 use crate::{
-    buffer::Buffer, client::greet, couriers::Couriers, link::Link, mailbox::Mailbox, memory::Memory,
+    buffer::Buffer,
+    client::greet,
+    couriers::Couriers,
+    link::Link,
+    mailbox::{Mailbox, Until},
+    memory::Memory,
 };
 
 /// A shard's part of a large model is moved by a thread of its own; below this many elements
@@ -32,8 +37,6 @@ pub(crate) enum DataPlane {
 pub(crate) struct Links {
     links: Vec<Link>,
     params: Vec<f32>,
-    /// Values that are so many rounds old are asked for even where a shard is behind.
-    max_stale: u64,
 }
 
 impl DataPlane {
@@ -46,6 +49,7 @@ impl DataPlane {
         job: &Job,
         transport: Transport,
         mailbox: &Arc<Mailbox>,
+        until: Until,
     ) -> Result<(Self, Vec<Buffer>), FrameError> {
         let &Job { worker, session, ref layout, wire, max_stale, .. } = job;
         let pull: Enough = job.pull.parse().map_err(FrameError::Unexpected)?;
@@ -60,17 +64,17 @@ impl DataPlane {
             let elements = layout.shard_range(shard);
             let come = || writer.message(&ToData::Memory);
             let views = memory.join(invitation.as_ref(), session, elements.len(), come)?;
-            let (blocks, halves, fetched) = (blocks.collect(), Vec::new(), None);
-            links.push(Link { reader, writer, blocks, elements, wire, halves, views, fetched });
+            let (blocks, halves) = (blocks.collect(), Vec::new());
+            links.push(Link { reader, writer, blocks, elements, wire, halves, views });
         }
         let plane = match apart {
             true => {
-                let couriers = Couriers::start(links, pull, max_stale, mailbox);
+                let couriers = Couriers::start(links, pull, max_stale, mailbox, until);
                 DataPlane::Apart(Box::new(couriers))
             }
             false => {
                 let params = vec![0.0; layout.total()];
-                DataPlane::Together(Links { links, params, max_stale })
+                DataPlane::Together(Links { links, params })
             }
         };
         Ok((plane, memory.into_buffers()))
@@ -87,7 +91,7 @@ impl DataPlane {
         load: Load<'_>,
     ) -> Result<Option<Version>, FrameError> {
         match self {
-            DataPlane::Together(links) => links.pull(wanted, behind, load),
+            DataPlane::Together(links) => links.pull(wanted, load),
             DataPlane::Apart(couriers) => couriers.pull(wanted, behind, load),
         }
     }
@@ -111,39 +115,24 @@ impl DataPlane {
         is_over: impl Fn() -> bool + Sync,
     ) -> Result<bool, FrameError> {
         match self {
-            DataPlane::Together(links) => links.push(base, behind, gradient, is_over),
+            DataPlane::Together(links) => links.push(base, gradient, is_over),
             DataPlane::Apart(couriers) => couriers.push(base, behind, gradient).map(|()| true),
         }
     }
 }
 
 impl Links {
-    fn pull(
-        &mut self,
-        wanted: Version,
-        behind: &[u32],
-        load: Load<'_>,
-    ) -> Result<Option<Version>, FrameError> {
+    fn pull(&mut self, wanted: Version, load: Load<'_>) -> Result<Option<Version>, FrameError> {
         let mut rest = &mut self.params[..];
         let mut parts = Vec::with_capacity(self.links.len());
-        for (shard, link) in (0..).zip(&mut self.links) {
+        for link in &mut self.links {
             let (part, tail) = rest.split_at_mut(link.elements.len());
             rest = tail;
-            let version = match behind.contains(&shard) {
-                false => wanted,
-                true if link.is_recent(wanted, self.max_stale) => continue,
-                true => Version(0),
-            };
             // All shards are asked before any is listened to.
-            link.ask(version, !link.views.is_empty())?;
-            link.fetched = Some(wanted);
-            parts.push((link, (version, part)));
+            link.ask(wanted, !link.views.is_empty())?;
+            parts.push((link, part));
         }
-        let versions = each(parts, |(link, (version, part))| {
-            let found = link.read(version, part)?;
-            Ok((version == wanted).then_some(found))
-        })?;
-        let mut versions = versions.into_iter().flatten();
+        let mut versions = each(parts, |(link, part)| link.read(wanted, part))?.into_iter();
         let first = versions.next();
         let one = first.filter(|first| versions.all(|version| version == *first));
         if one.is_some() {
@@ -155,12 +144,10 @@ impl Links {
     fn push(
         &mut self,
         base: Version,
-        behind: &[u32],
         gradient: &Buffer,
         is_over: impl Fn() -> bool + Sync,
     ) -> Result<bool, FrameError> {
-        let links = (0..).zip(&mut self.links).filter(|(shard, _)| !behind.contains(shard));
-        let links = links.map(|(_, link)| (link, gradient)).collect();
+        let links = self.links.iter_mut().map(|link| (link, gradient)).collect();
         let sent = each(links, |(link, gradient)| link.write(base, gradient, &is_over))?;
         Ok(sent.into_iter().all(|sent| sent))
     }

@@ -28,16 +28,9 @@ pub(crate) struct Link {
     pub(crate) halves: Vec<u16>,
     /// Where the shard publishes, if it shares memory with this worker.
     pub(crate) views: Vec<View>,
-    /// The round for which its values were fetched last.
-    pub(crate) fetched: Option<Version>,
 }
 
 impl Link {
-    /// Whether the values that are there are at most so many rounds old.
-    pub(crate) fn is_recent(&self, wanted: Version, max_stale: u64) -> bool {
-        self.fetched.is_some_and(|fetched| wanted.0.saturating_sub(fetched.0) <= max_stale)
-    }
-
     pub(crate) fn ask(&mut self, version: Version, shared: bool) -> Result<(), FrameError> {
         self.writer.message(&ToData::Pull { version, shared })
     }
@@ -160,7 +153,6 @@ mod tests {
             wire: BF16,
             halves: Vec::new(),
             views: Vec::new(),
-            fetched: None,
         };
         let mut part = [0.0; 2];
         link.read(Version(3), &mut part).map(|_| part).map_err(|error| error.to_string())

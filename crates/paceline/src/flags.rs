@@ -210,7 +210,8 @@ pub(crate) struct RunFlags {
     /// (a busy loop beside it), crowd:FIRST-LAST (on one core), nice:WORKER:1..19,
     /// stop:WORKER:EVERY:FOR (SIGSTOP, SIGCONT), preempt:WORKER@ROUND:FOR (killed, and back after
     /// FOR), delay:WORKER:TIME and loss:WORKER:PERCENT (on its way to the server, each way),
-    /// link:WORKER:RATE (a link of 10mbit; needs root and iproute2)
+    /// link:WORKER:RATE (a link of 10mbit; needs root and iproute2). Shards: shard:SHARD:FACTOR,
+    /// shard-link:SHARD:RATE, shard-stop:SHARD:EVERY:FOR
     #[arg(long, env = "PACELINE_STRAGGLERS", value_name = "SPEC")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) stragglers: Option<String>,

@@ -43,7 +43,7 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
 
 /// With no straggler: rounds a second of auto, salvage on, over full.
 fn nothing_slow(paceline: &Paceline, report: &mut Report) -> Result<()> {
-    let (pairs, rounds) = if report.quick() { (1, 20) } else { (6, 80) };
+    let (pairs, rounds) = if report.quick() { (1, 20) } else { (6, 200) };
     let mut number = 0;
     let mut rate = |policy: &str| {
         number += 1;

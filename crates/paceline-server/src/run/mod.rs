@@ -351,10 +351,11 @@ impl Run {
             }
             self.look_around();
             self.grant();
-            self.publish();
+            // One moment for both, or a round could open on what is not published.
+            let now = self.now();
+            self.publish(now);
             self.check_limits();
             if self.stop.is_none() {
-                let now = self.now();
                 self.core.advance(now);
                 self.act();
                 self.core.study();
@@ -476,10 +477,23 @@ impl Run {
                     let cut = ToWorker::Cut { base: round.base() };
                     self.workers.send_all(stragglers.iter().copied(), &cut);
                 }
-                EventKind::Closed { round, closes, .. } => self.close(*round, closes),
+                EventKind::Closed { round, closes, .. } => {
+                    self.close(*round, closes);
+                    if self.config.is_weak() && self.core.machine().stops_stragglers() {
+                        self.give_up_parts(round.base());
+                    }
+                }
                 _ => {}
             }
             self.record(event);
+        }
+    }
+
+    /// What couriers still carry of a round that is closed is of no use, and they do not say so.
+    fn give_up_parts(&mut self, base: Version) {
+        for (worker, base) in self.core.give_up_parts(base) {
+            self.shards.discard(worker, base);
+            self.release(worker, base);
         }
     }
 

@@ -155,8 +155,7 @@ impl Run {
     }
 
     /// Publishes the update that is under way, once enough shards have applied it.
-    pub(super) fn publish(&mut self) {
-        let now = self.now();
+    pub(super) fn publish(&mut self, now: Time) {
         if self.update.as_ref().is_some_and(|update| update.plan.is_some())
             && self.core.settle(now)
             && let Some(update) = self.update.take()
