@@ -8,8 +8,8 @@ use crate::{exchange::Exchange, paceline::Paceline, report::Report, stats::ratio
 
 /// Workers, parameters, and block sizes in KiB up to all that a shard has: one big frame.
 const CASES: [(usize, usize, &[usize]); 2] = [
-    (4, 16 << 20, &[64, 256, DEFAULT, 4096, 16_384, 32_768]),
-    (64, 2 << 20, &[64, 256, DEFAULT, 4096]),
+    (4, 8 << 20, &[64, 256, DEFAULT, 4096, 16_384]),
+    (64, 1 << 20, &[64, DEFAULT, 2048]),
 ];
 const SHARDS: usize = 2;
 const DEFAULT: usize = 1024;
@@ -35,7 +35,7 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
             report.skip(&name, "<= 1.02", "takes longer than a quick run");
             continue;
         }
-        let (pairs, rounds) = if report.quick() { (1, 5) } else { (6, 14) };
+        let (pairs, rounds) = if report.quick() { (1, 5) } else { (4, 12) };
         let sizes = if report.quick() { &[DEFAULT, sizes[sizes.len() - 1]][..] } else { sizes };
         let flags = |kib: usize| format!("--block-kib {kib}");
         let (shards, transport) = (SHARDS, Transport::Tcp);

@@ -52,7 +52,7 @@ fn train(paceline: &Paceline, flags: &str) -> Result<Run> {
 
 /// Rounds a second with the slow shard, as a share of those without.
 fn slow_shard(paceline: &Paceline, report: &mut Report, learned: &str) -> Result<()> {
-    let (pairs, rounds) = if report.quick() { (1, 15) } else { (4, 60) };
+    let (pairs, rounds) = if report.quick() { (1, 15) } else { (3, 50) };
     let ways = [
         "--pull all".to_owned(),
         format!("--pull all {SLOW_SHARD}"),
@@ -75,7 +75,7 @@ fn slow_shard(paceline: &Paceline, report: &mut Report, learned: &str) -> Result
 
 /// A worker and a shard slowed: rounds and samples a second where cuts and shards are learned.
 fn slow_worker_too(paceline: &Paceline, report: &mut Report, learned: &str) -> Result<()> {
-    let (pairs, limit) = if report.quick() { (1, "2s") } else { (3, "8s") };
+    let (pairs, limit) = if report.quick() { (1, "2s") } else { (2, "8s") };
     let ways = [
         "--policy full --pull all".to_owned(),
         format!("--policy full --pull all {SLOW_BOTH}"),
