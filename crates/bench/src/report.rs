@@ -116,13 +116,16 @@ impl Report {
         });
     }
 
-    /// Writes `docs/bench/NAME.md` (a quick or partial run leaves it alone) and the JSON line.
+    /// Writes `docs/bench/NAME.md` (a quick run leaves it alone, and one of some parts what it has of
+    /// the others) and the JSON line.
     pub(crate) fn finish(self, json: bool) -> Result<()> {
-        if !self.quick && self.only.is_none() {
+        if !self.quick {
             let dir = workspace().join("docs/bench");
             let path = dir.join(format!("{}.md", self.bench));
             fs::create_dir_all(dir)?;
-            fs::write(&path, self.markdown())
+            let old = self.only.as_ref().and_then(|_| fs::read_to_string(&path).ok());
+            let text = old.and_then(|old| merged(&old, &self.markdown()));
+            fs::write(&path, text.unwrap_or_else(|| self.markdown()))
                 .with_context(|| format!("failed to write {}", path.display()))?;
         }
         if json {
@@ -158,9 +161,73 @@ impl Report {
     }
 }
 
+const RULE: &str = "|---|---|---|---|---|\n";
+
+/// The old text with the figures and sections of the new in their places, and what is new behind them.
+fn merged(old: &str, new: &str) -> Option<String> {
+    let (head, rest) = old.split_once(RULE)?;
+    let (old_rows, old_sections) = pieces(rest);
+    let (new_rows, new_sections) = pieces(new.split_once(RULE)?.1);
+    let name = |row: &str| row.split('|').nth(1).unwrap_or_default().to_owned();
+    let title = |section: &str| section.lines().next().unwrap_or_default().to_owned();
+    let rows = replaced(old_rows, new_rows, name);
+    let sections = replaced(old_sections, new_sections, title);
+    let sections: String = sections.iter().map(|section| format!("\n{section}")).collect();
+    Some(format!("{head}{RULE}{}\n{sections}", rows.join("\n")))
+}
+
+/// The rows of the table of figures, and the sections after it.
+fn pieces(text: &str) -> (Vec<String>, Vec<String>) {
+    let (table, rest) = text.split_once("\n\n").unwrap_or((text.trim_end(), ""));
+    let mut sections: Vec<String> = Vec::new();
+    for line in rest.lines() {
+        match sections.last_mut() {
+            Some(section) if !line.starts_with("## ") => {
+                section.push_str(line);
+                section.push('\n');
+            }
+            _ => sections.push(format!("{line}\n")),
+        }
+    }
+    let trimmed = |section: String| format!("{}\n", section.trim_end());
+    (table.lines().map(str::to_owned).collect(), sections.into_iter().map(trimmed).collect())
+}
+
+fn replaced(old: Vec<String>, new: Vec<String>, key: impl Fn(&str) -> String) -> Vec<String> {
+    let mut all = old;
+    for new in new {
+        match all.iter_mut().find(|old| key(old) == key(&new)) {
+            Some(old) => *old = new,
+            None => all.push(new),
+        }
+    }
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_part_that_is_run_again_replaces_what_there_is_of_it() {
+        let mut old = Report::new("test", false, None);
+        old.tell("a", 1.0, "first");
+        old.tell("b", 1.0, "");
+        old.section("## A\n\n| x |\n|---|\n| 1 |\n".to_owned());
+        old.section("## B\n\ntext\n".to_owned());
+        let mut new = Report::new("test", false, Some("a".to_owned()));
+        new.tell("a", 2.0, "second");
+        new.tell("c", 3.0, "");
+        new.section("## A\n\n| x |\n|---|\n| 2 |\n".to_owned());
+        let mut both = Report::new("test", false, None);
+        both.tell("a", 2.0, "second");
+        both.tell("b", 1.0, "");
+        both.tell("c", 3.0, "");
+        both.section("## A\n\n| x |\n|---|\n| 2 |\n".to_owned());
+        both.section("## B\n\ntext\n".to_owned());
+        assert_eq!(merged(&old.markdown(), &new.markdown()).unwrap(), both.markdown());
+        assert_eq!(merged("something else", &new.markdown()), None);
+    }
 
     #[test]
     fn a_figure_without_a_verdict_says_why() {

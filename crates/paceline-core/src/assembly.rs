@@ -157,7 +157,9 @@ impl Assembly {
     }
 
     fn whole(&mut self, key: (WorkerId, Version), now: Time) -> Option<Contribution> {
-        let parts = self.parts.get(&key).filter(|parts| parts.said.is_some())?;
+        // While nothing has come there is nothing to decide, which takes time.
+        let ready = |parts: &&Parts| parts.said.is_some() && !parts.staged.is_empty();
+        let parts = self.parts.get(&key).filter(ready)?;
         let whole = self.shards.get(&key.1)?.is_subset(&parts.staged);
         if !whole && !self.partial.as_mut().is_some_and(|partial| partial.is_enough(key, now)) {
             return None;

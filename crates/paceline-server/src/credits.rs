@@ -9,7 +9,7 @@ use paceline_core::{Time, Version, WorkerId};
 
 /// So many contributions are pushed side by side, whatever their size: enough to keep a link busy while
 /// one ends and the next begins, too few for their first segments to overflow its queue.
-const SIDE_BY_SIDE: usize = 8;
+const SIDE_BY_SIDE: usize = 4;
 /// Small ones go all at once, up to so many bytes.
 const AT_ONCE: u64 = 1 << 20;
 /// Whoever takes so many times as long as is usual is slow by itself, and holds nobody up.
@@ -196,12 +196,12 @@ mod tests {
             credits.request(WorkerId(worker), base, at(0));
         }
         credits.release(WorkerId(0), base, at(10));
-        assert_eq!(credits.next(at(10)), Some((WorkerId(8), base)));
+        assert_eq!(credits.next(at(10)), Some((WorkerId(4), base)));
         assert_eq!(credits.next(at(10)), None);
-        // Seven do not move any more.
+        // Three do not move any more.
         let wake = credits.next_wake().unwrap();
         assert_eq!(wake, at(30));
         let next = std::iter::from_fn(|| credits.next(wake)).count();
-        assert_eq!(next, 7);
+        assert_eq!(next, 3);
     }
 }

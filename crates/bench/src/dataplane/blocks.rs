@@ -7,10 +7,8 @@ use super::{Contest, Contestant};
 use crate::{exchange::Exchange, paceline::Paceline, report::Report, stats::ratio};
 
 /// Workers, parameters, and block sizes in KiB up to all that a shard has: one big frame.
-const CASES: [(usize, usize, &[usize]); 2] = [
-    (4, 8 << 20, &[64, 256, DEFAULT, 4096, 16_384]),
-    (64, 1 << 20, &[64, DEFAULT, 2048]),
-];
+const CASES: [(usize, usize, &[usize]); 2] =
+    [(4, 8 << 20, &[64, 256, DEFAULT, 4096, 16_384]), (64, 1 << 20, &[64, DEFAULT, 2048])];
 const SHARDS: usize = 2;
 const DEFAULT: usize = 1024;
 

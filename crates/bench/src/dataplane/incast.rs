@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use paceline_core::{EventKind, LeaveReason};
+use paceline_core::{Event, EventKind, LeaveReason};
 
 use crate::{
     paceline::Paceline,
@@ -107,11 +107,16 @@ fn push_rounds(paceline: &Paceline, link: &Link, rounds: usize) -> Result<Vec<f6
         worker.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said.try_clone()?);
         all.0.push(worker.spawn()?);
     }
+    // Until then sixty-four processes start on a few cores, and wait for these, not for the link.
+    let opened = |event: &Event| matches!(event.kind, EventKind::RoundStarted { .. });
+    let begun = || paceline.events("incast").is_ok_and(|events| events.iter().any(opened));
+    wait("the first round", || Ok(begun() || all.0[0].try_wait()?.is_some()))?;
+    let before = fs::metadata(&log)?.len() as usize;
     wait("the end of the run", || Ok(all.0[0].try_wait()?.is_some()))?;
     let status = all.0[0].wait()?;
     ensure!(status.success(), "the run through the link failed: {status}");
     let text = fs::read_to_string(&log)?;
-    let micros = text.lines().filter_map(|line| {
+    let micros = text[before..].lines().filter_map(|line| {
         line.split_once("answered after ")?.1.split_once(" us")?.0.parse::<f64>().ok()
     });
     let mut latencies: Vec<f64> = micros.map(|micros| micros / 1e3).collect();
