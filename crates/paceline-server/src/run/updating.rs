@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use paceline_core::{
-    BlockClose, EventKind, Round, ShardCounts, ShardId, ShardWork, Time, Version, WorkerId,
+    BlockClose, Event, EventKind, Round, ShardCounts, ShardId, ShardWork, Time, Version, WorkerId,
 };
 use paceline_params::{Clip, ParamHash};
 use paceline_wire::message::{Apply, ToShard, ToWorker};
@@ -160,11 +160,11 @@ impl Run {
             && self.core.settle(now)
             && let Some(update) = self.update.take()
         {
-            self.published(update);
+            self.published(update, now);
         }
     }
 
-    fn published(&mut self, update: Updating) {
+    fn published(&mut self, update: Updating, now: Time) {
         let everywhere = update.of.len() == self.shards.len()
             && update.unapplied == 0
             && update.closes.len() == 1;
@@ -172,7 +172,7 @@ impl Run {
         let plan = plan.expect("an update is planned before it is applied");
         let version = round.base().next();
         self.progress.version = version;
-        self.progress.updated = Some(self.now());
+        self.progress.updated = Some(now);
         self.progress.loss = Some(self.progress.loss.map_or(loss, |old| 0.9 * old + 0.1 * loss));
         self.progress.param_hash = hash.map(|hash| (version, hash)).or(self.progress.param_hash);
         self.progress.shards.resize(shards.len(), ShardWork::default());
@@ -181,7 +181,7 @@ impl Run {
         if everywhere {
             self.core.handle_square((norm * weight(&closes)).powi(2));
         }
-        self.emit(EventKind::Updated {
+        let kind = EventKind::Updated {
             round,
             version,
             learning_rate: plan.learning_rate,
@@ -191,7 +191,8 @@ impl Run {
             weight: weight(&closes),
             param_hash: hash.map(|hash| hash.to_string()),
             shards,
-        });
+        };
+        self.record(Event { at: now, kind });
         self.snapshot_if_due(version);
     }
 }
