@@ -110,19 +110,24 @@ impl Assembly {
 
     /// Contributions of which no more parts are waited for by now.
     pub(crate) fn due(&mut self, now: Time) -> Vec<Contribution> {
-        let Some(partial) = &self.partial else { return Vec::new() };
-        let wakes = |key: &&(WorkerId, Version)| {
-            let race = partial.races.get(&key.0).filter(|race| race.base == key.1);
-            race.and_then(|race| race.shards.next_wake()).is_some_and(|at| at <= now)
-        };
-        let due: Vec<_> = self.parts.keys().filter(wakes).copied().collect();
+        let due: Vec<_> = self.wakes().filter(|(_, at)| *at <= now).map(|(key, _)| key).collect();
         due.into_iter().filter_map(|key| self.whole(key, now)).collect()
     }
 
     /// The next moment at which [`Self::due`] must be asked.
     pub(crate) fn next_wake(&self) -> Option<Time> {
-        let races = self.partial.iter().flat_map(|partial| partial.races.values());
-        races.filter_map(|race| race.shards.next_wake()).min()
+        self.wakes().map(|(_, at)| at).min()
+    }
+
+    /// When the rule is to be asked again of what is on its way; of what is not, it never is.
+    fn wakes(&self) -> impl Iterator<Item = ((WorkerId, Version), Time)> + '_ {
+        let keys = self.partial.iter().flat_map(|partial| {
+            self.parts.keys().map(move |&key| (key, partial.races.get(&key.0)))
+        });
+        keys.filter_map(|(key, race)| {
+            let race = race.filter(|race| race.base == key.1)?;
+            Some((key, race.shards.next_wake()?))
+        })
     }
 
     /// A shard whose part is waited for at the bound, if that is news.

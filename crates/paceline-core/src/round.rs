@@ -484,7 +484,8 @@ impl RoundMachine {
     /// The next moment at which [`Self::decide`] must be called even if nothing happens.
     pub fn next_wake(&self) -> Option<Time> {
         let round = match self.phase {
-            Phase::Open => self.wake.at,
+            // With nobody to wait for there is nothing to ask: the quorum is short.
+            Phase::Open => self.wake.at.filter(|_| self.roster.outstanding().next().is_some()),
             Phase::Cut { until } => Some(until),
             Phase::Closed => None,
         };

@@ -271,6 +271,10 @@ impl World {
             Step::Join(_) | Step::Leave(_) => {}
         }
         self.coordinator.advance(self.now);
+        if self.coordinator.stop_reason(self.now).is_none() {
+            let wake = self.coordinator.next_wake();
+            assert!(wake.is_none_or(|at| at > self.now), "asked for ever after {step:?}");
+        }
         while let Some(event) = self.coordinator.poll_event() {
             self.note_work(&event.kind);
             self.onlooker.see(&event);

@@ -98,12 +98,13 @@ impl Credits {
     }
 
     /// When [`Self::next`] may have somebody although nothing was released.
-    pub(crate) fn next_wake(&self) -> Option<Time> {
+    pub(crate) fn next_wake(&self, now: Time) -> Option<Time> {
         if self.waiting.is_empty() || self.holders.len() >= self.places {
             return None;
         }
         let overdue = self.overdue();
-        self.holders.values().filter_map(|held| Some(held.since? + overdue)).min()
+        let moments = self.holders.values().filter_map(|held| Some(held.since? + overdue));
+        moments.filter(|&at| at > now).min()
     }
 
     fn overdue(&self) -> Duration {
@@ -199,9 +200,11 @@ mod tests {
         assert_eq!(credits.next(at(10)), Some((WorkerId(4), base)));
         assert_eq!(credits.next(at(10)), None);
         // Three do not move any more.
-        let wake = credits.next_wake().unwrap();
+        let wake = credits.next_wake(at(10)).unwrap();
         assert_eq!(wake, at(30));
         let next = std::iter::from_fn(|| credits.next(wake)).count();
         assert_eq!(next, 3);
+        // Others wait, and nothing will change for a while.
+        assert!(credits.next_wake(wake).is_some_and(|at| at > wake));
     }
 }

@@ -374,7 +374,8 @@ impl Run {
     }
 
     fn deadline(&self) -> Instant {
-        let wake = [self.core.next_wake(), self.credits.next_wake()].into_iter().flatten().min();
+        let wake =
+            [self.core.next_wake(), self.credits.next_wake(self.now())].into_iter().flatten().min();
         let wake = wake.filter(|_| self.stop.is_none());
         let tick = self.now() + TICK.min(self.config.liveness / 4);
         self.clock + Duration::from_nanos(wake.map_or(tick, |wake| wake.min(tick)).as_nanos())
