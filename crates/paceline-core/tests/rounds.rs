@@ -1,149 +1,18 @@
 //! The life of a round, told as short scripts on simulated time.
 
+mod script;
+
 use std::{
-    collections::BTreeMap,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use paceline_core::{
-    Blocks, Contribution, Coordinator, CutReason, Decision, EventKind, LeaveReason, Ledger,
-    MachineError, Phase, Policy, Portion, Round, RoundConfig, RoundRecord, RoundView, RunTime,
-    ShardId, Shards, StopReason, Straggler, Time, Version, WorkerId,
+    Blocks, Contribution, Coordinator, CutReason, Decision, Ledger, MachineError, Phase, Policy,
+    Round, RoundConfig, RoundRecord, RoundView, RunTime, ShardId, Shards, StopReason, Straggler,
+    Time, Version, WorkerId,
 };
-
-/// Waits for a count; the least policy that can cut.
-struct First(usize);
-
-impl Policy for First {
-    fn name(&self) -> String {
-        format!("first:{}", self.0)
-    }
-
-    fn decide(&mut self, view: &RoundView<'_>) -> Decision {
-        let wanted = self.0.min(view.participants());
-        match view.arrivals.len() >= wanted {
-            true => Decision::cut(CutReason::Count { wanted: wanted as u32 }),
-            false => Decision::WAIT,
-        }
-    }
-}
-
-struct Script {
-    coordinator: Coordinator,
-    now: Time,
-    log: Vec<String>,
-    /// What each worker was given last.
-    work: BTreeMap<u32, Portion>,
-}
-
-impl Script {
-    fn new(workers: u32, policy: impl Policy + 'static, config: RoundConfig) -> Self {
-        let config = RoundConfig { expected: workers as usize, ..config };
-        let ledger = Ledger::new(1000, None);
-        let policy = Box::new(policy);
-        let mut script = Script {
-            coordinator: Coordinator::new(config, policy, ledger, 10, Shards::all(1), Round(0)),
-            now: Time::ZERO,
-            log: Vec::new(),
-            work: BTreeMap::new(),
-        };
-        for worker in 0..workers {
-            script.join(worker);
-        }
-        script.advance();
-        script
-    }
-
-    fn join(&mut self, worker: u32) -> &mut Self {
-        self.coordinator.handle_join(WorkerId(worker), "test", self.now).unwrap();
-        self
-    }
-
-    fn leave(&mut self, worker: u32) -> &mut Self {
-        let why = LeaveReason::Disconnected;
-        self.coordinator.handle_leave(WorkerId(worker), why, self.now).unwrap();
-        self.advance()
-    }
-
-    fn arrive(&mut self, worker: u32, base: u64) -> &mut Self {
-        self.put(worker, base, 10.0);
-        self.advance()
-    }
-
-    fn put(&mut self, worker: u32, base: u64, weight: f64) -> &mut Self {
-        let (worker, base) = (WorkerId(worker), Version(base));
-        let blocks = Blocks::All;
-        let contribution = Contribution { worker, base, weight, loss: 1.0, square: None, blocks };
-        self.coordinator.handle_done(contribution, self.now).unwrap();
-        self.coordinator.handle_staged(worker, base, ShardId(0), self.now).unwrap();
-        self
-    }
-
-    fn abort(&mut self, worker: u32, base: u64) -> Result<(), MachineError> {
-        self.coordinator.handle_aborted(WorkerId(worker), Version(base), 1, self.now)
-    }
-
-    fn publish(&mut self) -> &mut Self {
-        self.coordinator.handle_applied(ShardId(0), self.now).unwrap();
-        self.advance()
-    }
-
-    fn wait(&mut self, ms: u64) -> &mut Self {
-        self.now += Duration::from_millis(ms);
-        self.advance()
-    }
-
-    fn advance(&mut self) -> &mut Self {
-        self.coordinator.advance(self.now);
-        while let Some(event) = self.coordinator.poll_event() {
-            let ids = |ids: &[WorkerId]| {
-                ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
-            };
-            if let EventKind::RoundStarted { work, .. } = &event.kind {
-                self.work.extend(work.iter().map(|work| (work.worker.0, work.portion.clone())));
-            }
-            let line = match event.kind {
-                EventKind::RoundStarted { round, work } => {
-                    format!("{round}: {}", ids(&work.iter().map(|w| w.worker).collect::<Vec<_>>()))
-                }
-                EventKind::Enlisted { work, .. } => format!("enlisted {}", work.worker),
-                EventKind::Arrived { worker, .. } => format!("arrived {worker}"),
-                EventKind::Landed { worker, shard, .. } => format!("landed {worker} on {shard}"),
-                EventKind::ShardAwaited { shard, rounds } => {
-                    format!("{shard} is awaited after {rounds}")
-                }
-                EventKind::Late { worker, base, run_time, .. } => {
-                    format!("late {worker} {base} {run_time}")
-                }
-                EventKind::Cut { reason, stragglers, .. } => {
-                    format!("cut, {reason}: {}", ids(&stragglers)).trim_end().to_owned()
-                }
-                EventKind::Closed { closes, run_times, .. } => {
-                    let members = |c: &paceline_core::BlockClose| {
-                        ids(&c.members.iter().map(|m| m.0).collect::<Vec<_>>())
-                    };
-                    let sets: Vec<String> = closes.iter().map(members).collect();
-                    let times: Vec<String> =
-                        run_times.iter().map(|(w, t)| format!("{w}={t}")).collect();
-                    format!("closed {} ({})", sets.join(" | "), times.join(" "))
-                }
-                EventKind::WorkerLeft { worker, .. } => format!("left {worker}"),
-                EventKind::Aborted { worker, done, .. } => format!("aborted {worker} at {done}"),
-                _ => continue,
-            };
-            self.log.push(line);
-        }
-        self
-    }
-
-    #[track_caller]
-    fn check(&mut self, expected: &[&str]) -> &mut Self {
-        assert_eq!(std::mem::take(&mut self.log), expected);
-        assert!(self.coordinator.ledger().report().balanced);
-        self
-    }
-}
+use script::{First, Script};
 
 #[test]
 fn a_count_cuts_and_stragglers_run_times_are_censored() {
