@@ -105,8 +105,12 @@ fn interval(logs: &[f64]) -> Interval {
 
 /// The 97.5th percentile of Student's t for a sample of `n`.
 fn student(n: usize) -> f64 {
-    const T: [f64; 11] = [0.0, 0.0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262];
-    T.get(n).copied().unwrap_or(2.0)
+    const T: [f64; 21] = [
+        0.0, 0.0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201,
+        2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
+    ];
+    // From there on, an upper bound.
+    T.get(n).copied().unwrap_or(2.093)
 }
 
 #[cfg(test)]

@@ -124,6 +124,7 @@ impl Slowness {
             factor: self.factor(base),
             nominal: self.nominal,
             kill: self.kill.is_some_and(|at| base >= at),
+            overslept: Duration::ZERO,
         }
     }
 
@@ -154,24 +155,34 @@ impl Slowness {
 }
 
 /// How slow a worker is in one round.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(crate) struct Pace {
     factor: f64,
     nominal: Option<Duration>,
     kill: bool,
+    /// How late the last sleep ended, which the next makes up for: a round in many micro-batches
+    /// takes no longer than one in few.
+    overslept: Duration,
 }
+
+/// What a timer may be late; more than this is a stall of the machine, and stays one.
+const TIMER: Duration = Duration::from_millis(2);
 
 impl Pace {
     /// Does a `share` of a round's work, and lets as much time pass as it should have taken.
-    pub(crate) fn micro_batch(&self, share: f64, work: impl FnOnce()) {
+    pub(crate) fn micro_batch(&mut self, share: f64, work: impl FnOnce()) {
         let began = Instant::now();
         work();
         if self.kill {
             let _ = kill_process(getpid(), Signal::KILL);
         }
         let natural = self.nominal.map_or_else(|| began.elapsed(), |round| round.mul_f64(share));
-        let due = natural.mul_f64(self.factor);
-        thread::sleep(due.saturating_sub(began.elapsed()));
+        let due = natural.mul_f64(self.factor).saturating_sub(self.overslept);
+        self.overslept = Duration::ZERO;
+        if let Some(rest) = due.checked_sub(began.elapsed()) {
+            thread::sleep(rest);
+            self.overslept = began.elapsed().saturating_sub(due).min(TIMER);
+        }
     }
 }
 

@@ -118,7 +118,7 @@ impl Bench<'_> {
             let all = self.orders.samples;
             FrameError::Unexpected(format!("work on {portion} of {all} samples"))
         })?;
-        let pace = self.slowness.round(*base);
+        let mut pace = self.slowness.round(*base);
         for part in 0..self.micro_batches {
             if self.mailbox.is_cut(*base) {
                 return Ok(());

@@ -46,6 +46,10 @@ use updating::Updating;
 /// How often liveness and limits are looked at when nothing happens.
 const TICK: Duration = Duration::from_millis(200);
 
+/// The policy thinks so long after a round has opened, or half of the last round if that is less:
+/// workers fetch the parameters first, and thinking would keep a core from them.
+const FETCHING: Duration = Duration::from_millis(3);
+
 /// How long workers have to leave after the end of a run.
 const PARTING: Duration = Duration::from_secs(3);
 
@@ -204,6 +208,9 @@ struct Run {
     /// In the open round somebody was shown out for values that are not finite, and nobody has
     /// arrived.
     doubtful: bool,
+    /// When the last round opened, and when the policy may think.
+    opened: Time,
+    study_at: Option<Time>,
     stop: Option<StopReason>,
     step: u64,
     first_version: Version,
@@ -284,6 +291,8 @@ impl Run {
             evaluating: false,
             checkpointing: false,
             doubtful: false,
+            opened: Time::ZERO,
+            study_at: None,
             stop: None,
             step: start.step,
             first_version: start.version,
@@ -358,7 +367,10 @@ impl Run {
             if self.stop.is_none() {
                 self.core.advance(now);
                 self.act();
-                self.core.study();
+                if self.study_at.is_none_or(|at| at <= now) {
+                    self.study_at = None;
+                    self.core.study();
+                }
             }
             if self.stop.is_some() && self.is_settled() {
                 break;
@@ -374,9 +386,8 @@ impl Run {
     }
 
     fn deadline(&self) -> Instant {
-        let wake =
-            [self.core.next_wake(), self.credits.next_wake(self.now())].into_iter().flatten().min();
-        let wake = wake.filter(|_| self.stop.is_none());
+        let wakes = [self.core.next_wake(), self.credits.next_wake(self.now()), self.study_at];
+        let wake = wakes.into_iter().flatten().min().filter(|_| self.stop.is_none());
         let tick = self.now() + TICK.min(self.config.liveness / 4);
         self.clock + Duration::from_nanos(wake.map_or(tick, |wake| wake.min(tick)).as_nanos())
     }
@@ -446,6 +457,8 @@ impl Run {
                     self.progress.open_loss = 0.0;
                     self.progress.open_stale = vec![0; self.shards.len()];
                     self.doubtful = false;
+                    let last = event.at.since(std::mem::replace(&mut self.opened, event.at));
+                    self.study_at = Some(event.at + FETCHING.min(last / 2));
                     self.bring_up_to_date(round.base());
                     for work in work {
                         self.give(work, round.base());
