@@ -13,7 +13,8 @@
 //! that the round has. Where shards may be left behind ([`crate::Shards`]), or where contributions count
 //! before they are whole ([`crate::Coordinator::with_partial_pushes`]), some blocks never see it. It is
 //! used all the same, once, and not handed out again for their sake: each block's update is a mean over
-//! the samples that reached it, and the log says which those were (`Closed`). A contribution that
+//! the samples that reached it, and the log says which those were (`Closed`). So it is where a gradient
+//! in shared memory turns out not finite in part, which ends its worker. A contribution that
 //! reached too few blocks for its round is dropped whole, where it came as well, and its samples go
 //! out again.
 

@@ -61,28 +61,30 @@ impl Run {
             return false;
         }
         let version = self.progress.version;
-        let diverged = matches!(self.stop, Some(StopReason::Diverged(_)));
+        let diverged = match self.stop {
+            Some(StopReason::Diverged(version)) => Some(version),
+            _ => None,
+        };
         let measured = self.progress.evaluation.is_some_and(|(at, _)| at == version);
         let hurried =
             matches!(self.stop, Some(StopReason::Interrupted | StopReason::QuorumLost { .. }));
-        let evaluate = self.evaluator.is_some() && !measured && !hurried && !diverged;
+        let evaluate = self.evaluator.is_some() && !measured && !hurried && diverged.is_none();
         let saved = self.progress.checkpointed.as_ref().is_some_and(|(at, _)| *at == version);
-        let checkpoint = self.config.checkpoints.is_some() && !saved && !diverged;
+        let checkpoint = self.config.checkpoints.is_some() && !saved && diverged.is_none();
         let hashed = self.progress.param_hash.is_some_and(|(at, _)| at == version);
         if evaluate || checkpoint || !hashed {
             self.take_snapshot(evaluate, checkpoint);
             return false;
         }
         match diverged {
-            true => self.withdraw(),
-            false => self.config.checkpoints.iter().for_each(|c| checkpoints::prune(c, c.keep)),
+            Some(version) => self.withdraw(version),
+            None => self.config.checkpoints.iter().for_each(|c| checkpoints::prune(c, c.keep)),
         }
         true
     }
 
     /// What this process saved of the version that nobody could compute from is of no use.
-    fn withdraw(&mut self) {
-        let version = self.progress.version;
+    fn withdraw(&mut self, version: Version) {
         let saved = self.progress.checkpointed.take().filter(|(at, _)| *at == version);
         if let Some(((_, path), config)) = saved.zip(self.config.checkpoints.as_ref()) {
             checkpoints::withdraw(config, &path);

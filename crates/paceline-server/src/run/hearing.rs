@@ -176,7 +176,9 @@ impl Run {
         self.release(worker, Version(u64::MAX));
         let now = self.now();
         let blown = matches!(why, LeaveReason::NotFinite(_));
-        self.doubtful |= blown && self.core.machine().is_working(worker);
+        // What is in shared memory is found out only when it is folded.
+        let counted = self.core.machine().is_working(worker) || self.update.is_some();
+        self.doubtful |= blown && counted;
         match self.core.handle_leave(worker, why.clone(), now) {
             Ok(()) => self.act(),
             Err(_) => {

@@ -4,7 +4,7 @@ use std::sync::{Arc, mpsc};
 
 use paceline_core::{LeaveReason, Version, WorkerId};
 use paceline_params::{Half, Layout, Lease, WireType, all_finite};
-use paceline_shm::{Meeting, View};
+use paceline_shm::Meeting;
 use paceline_wire::{
     FrameError, FrameReader, FrameWriter,
     frame::{BlockHead, Header, encode_control},
@@ -22,7 +22,6 @@ use crate::input::leave_reason;
 use super::{
     LocalShard, Parts, Place, ShardInbox, Staged, Store,
     sharing::{Shared, SharingError},
-    tiles::TILE,
 };
 
 /// What a worker can get wrong on a data connection. It costs that connection.
@@ -51,6 +50,21 @@ pub(crate) enum DataError {
 }
 
 impl DataError {
+    /// The flat vector's element `at` is not finite.
+    pub(crate) fn not_finite(
+        layout: &Layout,
+        base: Version,
+        at: usize,
+        hint: &'static str,
+    ) -> Self {
+        let (tensor, range) = layout
+            .tensor_ranges()
+            .find(|(_, range)| range.contains(&at))
+            .expect("tensors tile the flat vector");
+        let (tensor, element) = (tensor.name.clone(), at - range.start);
+        DataError::NotFinite { tensor, element, base, hint }
+    }
+
     /// Why its worker is gone.
     pub(crate) fn why(&self) -> LeaveReason {
         match self {
@@ -201,12 +215,12 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         Ok(())
     }
 
-    /// A whole contribution is in the worker's memory: it is checked there, and stays there.
+    /// A whole contribution is in the worker's memory, and stays there. What is not finite in it is
+    /// found when it is folded: to look for it here would be one more pass over all of it.
     async fn push(&mut self, base: Version, segment: u32) -> Result<(), DataError> {
         let shared = self.shared.as_ref().ok_or(SharingError::NotInvited)?;
         let view = shared.view(segment)?;
         let place = self.begin(base).await?;
-        check_mapped(&self.store, base, &view).await?;
         self.store.traffic.shared(self.store.bytes());
         self.stage(base, Parts::Mapped { view, share: 1.0 }, place)
     }
@@ -271,24 +285,6 @@ fn check_block(
     }
 }
 
-/// What does not pass is found before anybody counts on it, as if it had been received; what is
-/// folded is looked at once more.
-async fn check_mapped(store: &Store, base: Version, view: &View) -> Result<(), DataError> {
-    let layout = &store.layout;
-    let mut tile = vec![0.0; TILE];
-    for block in layout.shard_blocks(store.index) {
-        let range = layout.block_range(block);
-        for at in range.clone().step_by(TILE) {
-            let tile = &mut tile[..TILE.min(range.end - at)];
-            view.read(at, tile);
-            check_finite(layout, WireType::F32, at, base, tile)?;
-        }
-        // Other connections have their turn, too.
-        tokio::task::yield_now().await;
-    }
-    Ok(())
-}
-
 /// Checked while the values, which begin at `at` of the flat vector and came as `wire`, are still in
 /// the cache, and before anybody counts on them.
 fn check_finite(
@@ -305,11 +301,5 @@ fn check_finite(
         }
         _ => "",
     };
-    let flat = at + index;
-    let (tensor, range) = layout
-        .tensor_ranges()
-        .find(|(_, range)| range.contains(&flat))
-        .expect("tensors tile the flat vector");
-    let (tensor, element) = (tensor.name.clone(), flat - range.start);
-    Err(DataError::NotFinite { tensor, element, base, hint })
+    Err(DataError::not_finite(layout, base, at + index, hint))
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -36,6 +37,19 @@ pub(crate) fn unfolded(staging: u32) -> usize {
     FUSE.min((staging as usize).div_ceil(2)).saturating_sub(1)
 }
 
+/// Values of a contribution that are not finite. It counts nothing there, and the others for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Spoilt {
+    pub(crate) worker: WorkerId,
+    pub(crate) session: u64,
+    pub(crate) base: Version,
+    /// The first of them, in the flat vector.
+    pub(crate) at: usize,
+    block: usize,
+    /// Where in the block it counts nothing.
+    tile: Range<usize>,
+}
+
 /// One shard's blocks, with the sums of the open round beside them.
 pub(crate) struct ShardState {
     spec: ShardSpec,
@@ -43,9 +57,10 @@ pub(crate) struct ShardState {
     blocks: Vec<Block>,
     /// Each block's values as halves, where they travel so.
     halves: Vec<Arc<[u16]>>,
-    sums: Vec<Vec<f32>>,
-    /// Whether each sum holds nothing of this round yet.
-    fresh: Vec<bool>,
+    /// Each block's sum, where anything of this round is in it.
+    sums: Vec<Option<Vec<f32>>>,
+    /// Sums that are spent. The one used last is used next: it is still in the cache.
+    spent: Vec<Vec<f32>>,
     spares: Spares,
     staged: BTreeMap<(WorkerId, Version), Staged>,
     /// Accepted and not folded, in order of acceptance.
@@ -55,8 +70,8 @@ pub(crate) struct ShardState {
     closes: Vec<BlockClose>,
     fold_time: Duration,
     tiles: Tiles,
-    /// Workers, by session, whose gradient was not finite any more when it was folded.
-    spoilers: Vec<(WorkerId, u64)>,
+    /// What was found of this round that is not finite.
+    spoilt: Vec<Spoilt>,
     mirror: Option<Mirror>,
 }
 
@@ -74,8 +89,8 @@ impl ShardState {
         }
         let mut state = ShardState {
             first_block: range.start,
-            sums: lengths.iter().map(|&len| vec![0.0; len]).collect(),
-            fresh: vec![true; lengths.len()],
+            sums: vec![None; lengths.len()],
+            spent: Vec::new(),
             spares: Spares::new(blocks.len() * (1 + spec.optimizer.slot_names().len())),
             blocks,
             halves: Vec::new(),
@@ -85,7 +100,7 @@ impl ShardState {
             closes: Vec::new(),
             fold_time: Duration::ZERO,
             tiles: Tiles::default(),
-            spoilers: Vec::new(),
+            spoilt: Vec::new(),
             mirror,
             spec,
         };
@@ -106,9 +121,9 @@ impl ShardState {
         self.mirror.as_mut()?.finish(version.0, &self.blocks)
     }
 
-    /// Who changed a gradient for the worse after it was pushed. It counted nothing where it did.
-    pub(crate) fn take_spoilers(&mut self) -> Vec<(WorkerId, u64)> {
-        std::mem::take(&mut self.spoilers)
+    /// What was found of the round that is not finite, once it is closed.
+    pub(crate) fn take_spoilt(&mut self) -> Vec<Spoilt> {
+        std::mem::take(&mut self.spoilt)
     }
 
     pub(crate) fn blocks(&self) -> &[Block] {
@@ -167,9 +182,11 @@ impl ShardState {
     }
 
     /// Folds what is accepted into every sum, if sums are made as contributions come and there is
-    /// enough for a fused pass, or for the staging memory.
-    pub(crate) fn fold_accepted(&mut self) {
-        if self.spec.fold_at_close || self.accepted.len() <= unfolded(self.spec.staging) {
+    /// enough for a fused pass, or for the staging memory. Where all of so many `workers` are here
+    /// the close is next, which folds and updates block by block: that spares memory a pass.
+    pub(crate) fn fold_accepted(&mut self, workers: usize) {
+        let all = self.accepted.len() + self.folded.len() >= workers;
+        if all || self.spec.fold_at_close || self.accepted.len() <= unfolded(self.spec.staging) {
             return;
         }
         let accepted = std::mem::take(&mut self.accepted);
@@ -187,15 +204,17 @@ impl ShardState {
             return;
         }
         let began = Instant::now();
-        let at = self.spec.layout.block_range(self.first_block + block as u32).start;
-        let sources: Vec<Source<'_>> = staged.iter().map(|s| s.block(block, at)).collect();
-        let first = std::mem::take(&mut self.fresh[block]);
-        for spoilt in self.tiles.fold(&mut self.sums[block], first, &sources) {
-            let Staged { worker, session, .. } = *staged[spoilt];
-            if !self.spoilers.contains(&(worker, session)) {
-                self.spoilers.push((worker, session));
-            }
+        let range = self.spec.layout.block_range(self.first_block + block as u32);
+        let sources: Vec<Source<'_>> = staged.iter().map(|s| s.block(block, range.start)).collect();
+        let first = self.sums[block].is_none();
+        let mut sum = self.sums[block].take().or_else(|| self.spent.pop()).unwrap_or_default();
+        sum.resize(range.len(), 0.0);
+        for (source, tile, at) in self.tiles.fold(&mut sum, first, &sources) {
+            let Staged { worker, session, base, .. } = *staged[source];
+            let at = range.start + at;
+            self.spoilt.push(Spoilt { worker, session, base, at, block, tile });
         }
+        self.sums[block] = Some(sum);
         self.fold_time += began.elapsed();
     }
 
@@ -225,7 +244,8 @@ impl ShardState {
             let mut norm = 0.0;
             for block in blocks {
                 self.fold_block(block, pending.iter().copied());
-                norm += norm_squared(&self.sums[block]);
+                self.make_up(block, close);
+                norm += norm_squared(self.sums[block].as_deref().unwrap_or_default());
                 if let Some(apply) = apply {
                     self.update(block, apply, index);
                 }
@@ -235,6 +255,22 @@ impl ShardState {
         self.folded.clear();
         self.closes = closes;
         Ok(norms)
+    }
+
+    /// Where members count nothing in a block, the others count for them.
+    fn make_up(&mut self, block: usize, close: &BlockClose) {
+        let Some(sum) = &mut self.sums[block] else { return };
+        let mut lost: BTreeMap<usize, (Range<usize>, f64)> = BTreeMap::new();
+        for Spoilt { worker, tile, .. } in self.spoilt.iter().filter(|s| s.block == block) {
+            let weight = close.members.iter().find(|(member, _)| member == worker);
+            let (_, lost) = lost.entry(tile.start).or_insert((tile.clone(), 0.0));
+            *lost += weight.map_or(0.0, |&(_, weight)| weight);
+        }
+        for (tile, lost) in lost.into_values() {
+            let left = close.weight() - lost;
+            let factor = if left > 0.0 { (close.weight() / left) as f32 } else { 0.0 };
+            sum[tile].iter_mut().for_each(|x| *x *= factor);
+        }
     }
 
     /// The members of a close that are not in the sums yet.
@@ -283,15 +319,13 @@ impl ShardState {
 
     /// Applies a block's sum, unless nobody contributed to it; the sum is then spent.
     fn update(&mut self, block: usize, apply: &Apply, close: usize) {
-        if !std::mem::replace(&mut self.fresh[block], true) {
+        if let Some(sum) = self.sums[block].take() {
             let Apply { step, learning_rate: lr, .. } = *apply;
             let update = Update { step, lr, scale: apply.scales[close] };
-            let (optimizer, sum) = (&self.spec.optimizer, &self.sums[block]);
-            self.blocks[block].apply(optimizer, update, sum, &self.spares);
+            let copy = self.mirror.as_mut().and_then(|mirror| mirror.part(block));
+            self.blocks[block].apply(&self.spec.optimizer, update, &sum, &self.spares, copy);
+            self.spent.push(sum);
             self.narrow(block);
-            if let Some(mirror) = &mut self.mirror {
-                mirror.write(block, self.blocks[block].values());
-            }
         }
     }
 
@@ -386,7 +420,7 @@ mod tests {
                 shard.stage(staged(worker, [1.0; 6]));
             }
             shard.accept(WorkerId(2), Version(0), 1.0).unwrap();
-            shard.fold_accepted();
+            shard.fold_accepted(9);
             shard.accept(WorkerId(0), Version(0), 1.0).unwrap();
             let norms = shard.close(vec![close(Blocks::All, &[0, 2])], None).unwrap();
             assert_eq!(norms, [6.0 * 4.0]);
@@ -417,12 +451,47 @@ mod tests {
         shard.stage(staged(1, [1.0; 6]));
         shard.accept(WorkerId(0), Version(0), 0.5).unwrap();
         shard.accept(WorkerId(1), Version(0), 1.0).unwrap();
-        // Its worker changes it after the check, in one block.
+        // In one block it is not finite.
         segment[5] = f32::INFINITY;
-        shard.close(vec![close(Blocks::All, &[0, 1])], Some(&update(&[1.0]))).unwrap();
-        assert_eq!(values(&shard), [-2.0, -2.0, -2.0, -2.0, -1.0, -1.0]);
-        assert_eq!(shard.take_spoilers(), [(WorkerId(0), 7)]);
-        assert_eq!(shard.take_spoilers(), []);
+        let members = vec![(WorkerId(0), 3.0), (WorkerId(1), 1.0)];
+        let close = BlockClose { blocks: Blocks::All, members };
+        shard.close(vec![close], Some(&update(&[0.25]))).unwrap();
+        // The mean of the others is taken there: 1 of weight 1, not of weight 4.
+        assert_eq!(values(&shard), [-0.5, -0.5, -0.5, -0.5, -1.0, -1.0]);
+        let spoilt: Vec<_> =
+            shard.take_spoilt().iter().map(|s| (s.worker, s.session, s.at)).collect();
+        assert_eq!(spoilt, [(WorkerId(0), 7, 5)]);
+        assert_eq!(shard.take_spoilt(), []);
+    }
+
+    #[test]
+    fn what_nobody_gives_a_finite_value_for_stays_as_it_is() {
+        let mut shard = shard(true);
+        let mut segment = Segment::new(6).unwrap();
+        segment.fill(1.0);
+        segment[0] = f32::NAN;
+        let view = Arc::new(View::of(&segment, 6).unwrap());
+        let parts = Parts::Mapped { view, share: 1.0 };
+        shard.stage(Staged { parts, ..staged(0, [0.0; 6]) });
+        shard.accept(WorkerId(0), Version(0), 1.0).unwrap();
+        let norms = shard.close(vec![close(Blocks::All, &[0])], Some(&update(&[1.0]))).unwrap();
+        assert_eq!(values(&shard), [0.0, 0.0, -1.0, -1.0, -1.0, -1.0]);
+        assert_eq!(norms, [4.0]);
+    }
+
+    #[test]
+    fn sums_are_folded_early_only_while_somebody_is_missing() {
+        let mut shard = shard(false);
+        for worker in 0..8 {
+            shard.stage(staged(worker, [1.0; 6]));
+            shard.accept(WorkerId(worker), Version(0), 1.0).unwrap();
+            shard.fold_accepted(8);
+        }
+        assert_eq!((shard.folded.len(), shard.accepted.len()), (4, 4));
+        let all: Vec<u32> = (0..8).collect();
+        shard.close(vec![close(Blocks::All, &all)], Some(&update(&[1.0]))).unwrap();
+        assert_eq!(values(&shard), [-8.0; 6]);
+        assert_eq!(shard.spent.len(), 3, "kept for the next round");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
 use super::{sharing::Sharing, traffic::Traffic};
 
-/// A whole contribution to one shard, checked, not yet folded.
+/// A whole contribution to one shard, not yet folded.
 #[derive(Debug)]
 pub(crate) struct Staged {
     pub(crate) worker: WorkerId,
@@ -30,9 +30,9 @@ pub(crate) struct Staged {
 /// Where a contribution's values are.
 #[derive(Debug)]
 pub(crate) enum Parts {
-    /// Here, one buffer for each of the shard's blocks.
+    /// Here and checked, one buffer for each of the shard's blocks.
     Received(Vec<Lease>),
-    /// In memory of its worker, which may change it. Checked or not, it is never trusted.
+    /// In memory of its worker, which may change it: looked at when it is folded, in a copy.
     Mapped {
         view: Arc<View>,
         /// What of it counts.
@@ -153,6 +153,11 @@ impl Store {
 
     pub(crate) fn is_admitted(&self, worker: WorkerId, session: u64) -> bool {
         self.sessions().get(&worker).is_some_and(|held| held.number == session)
+    }
+
+    /// Workers that are let in.
+    pub(crate) fn admitted(&self) -> usize {
+        self.sessions().len()
     }
 
     /// Takes the session's one data connection; false if it is taken.

@@ -7,12 +7,15 @@ use std::{
     time::Instant,
 };
 
-use paceline_core::{LeaveReason, ShardCounts, Version};
+use paceline_core::{ShardCounts, Version};
 use paceline_params::Block;
 use paceline_wire::message::{Apply, FromShard, ShardPace, ShardSpec, ToShard};
 
 use super::{
-    ShardCommand, ShardReport, ShardState, Staged, Store, sharing::Sharing, state::ShardError,
+    ShardCommand, ShardReport, ShardState, Staged, Store,
+    data::DataError,
+    sharing::Sharing,
+    state::{ShardError, Spoilt},
     store::Published,
 };
 
@@ -97,17 +100,21 @@ impl ShardThread {
                     return Ok(());
                 }
             }
-            self.state.fold_accepted();
-            self.tell_spoilers();
+            self.state.fold_accepted(self.store.admitted());
         }
         Ok(())
     }
 
-    fn tell_spoilers(&mut self) {
-        for (worker, session) in self.state.take_spoilers() {
-            let why = "changed its gradient after pushing it, to values that are not finite";
-            let why = LeaveReason::Misbehaved(why.to_owned());
-            self.say(FromShard::Gone { worker, session, why });
+    /// Whose gradient was not finite. Before the update is told of: who hears of both knows that it is
+    /// one without them.
+    fn tell_spoilt(&mut self) {
+        let mut told = Vec::new();
+        for Spoilt { worker, session, base, at, .. } in self.state.take_spoilt() {
+            if !told.contains(&worker) {
+                told.push(worker);
+                let why = DataError::not_finite(&self.store.layout, base, at, "").why();
+                self.say(FromShard::Gone { worker, session, why });
+            }
         }
     }
 
@@ -140,6 +147,7 @@ impl ShardThread {
                 }
                 let began = Instant::now();
                 let norms = self.state.close(closes, apply.as_ref())?;
+                self.tell_spoilt();
                 self.say(FromShard::Summed { norms });
                 if let Some(apply) = &apply {
                     self.put_up(apply, began);

@@ -1,10 +1,12 @@
 //! Folding contributions from where they are, memory of other processes included.
 
+use std::ops::Range;
+
 use paceline_params::{all_finite, fold};
 use paceline_shm::View;
 
 /// Values of a source that are copied at a time: they stay in the cache until they are folded.
-pub(crate) const TILE: usize = 16_384;
+const TILE: usize = 16_384;
 
 /// How many contributions are folded in one pass over the sums.
 pub(crate) const FUSE: usize = 4;
@@ -27,50 +29,74 @@ pub(crate) struct Tiles {
 }
 
 impl Tiles {
-    /// Adds the sources to `sum` as [`fold`] does, bit for bit. Values that another process may
-    /// change are looked at once more, in the copy that is folded: tiles that are not finite, which
-    /// they were when they were staged, count nothing. Returns which sources had any.
+    /// Adds the sources to `sum` as [`fold`] does, bit for bit. What another process may change is
+    /// looked at in the copy that is folded: tiles that are not finite count nothing. Returns which
+    /// source, which tile, and the first element that is not finite in it.
     pub(crate) fn fold(
         &mut self,
         sum: &mut [f32],
         first: bool,
         sources: &[Source<'_>],
-    ) -> Vec<usize> {
+    ) -> Vec<(usize, Range<usize>, usize)> {
         self.hot.resize(FUSE * TILE, 0.0);
         let mut spoilt = Vec::new();
         for start in (0..sum.len()).step_by(TILE) {
             let end = (start + TILE).min(sum.len());
+            let sum = &mut sum[start..end];
             for (i, group) in sources.chunks(FUSE).enumerate() {
-                let mut tiles: [&[f32]; FUSE] = [&[]; FUSE];
-                for (j, (source, hot)) in group.iter().zip(self.hot.chunks_mut(TILE)).enumerate() {
-                    let hot = &mut hot[..end - start];
-                    tiles[j] = match source {
-                        Source::Values(values) => &values[start..end],
-                        Source::Mapped { view, at, share } => {
-                            view.read(at + start, hot);
-                            if !settle(hot, *share) {
-                                spoilt.push(i * FUSE + j);
-                            }
-                            hot
-                        }
-                    };
+                let first = first && i == 0;
+                for (source, hot) in group.iter().zip(self.hot.chunks_mut(TILE)) {
+                    source.copy(start, &mut hot[..end - start]);
                 }
-                fold(&mut sum[start..end], first && i == 0, &tiles[..group.len()]);
+                // A sum is finite only where all of it is: they are looked at one by one if not, or if
+                // it could not be made again.
+                if first {
+                    self.add(sum, true, start, group);
+                }
+                if first && all_finite(sum).is_ok() {
+                    continue;
+                }
+                let mapped = group.iter().zip(self.hot.chunks_mut(TILE)).enumerate();
+                for (j, (_, hot)) in mapped.filter(|(_, (source, _))| source.is_mapped()) {
+                    let hot = &mut hot[..end - start];
+                    if let Err(at) = all_finite(hot) {
+                        hot.fill(0.0);
+                        spoilt.push((i * FUSE + j, start..end, start + at));
+                    }
+                }
+                self.add(sum, first, start, group);
             }
         }
         spoilt
     }
+
+    /// Folds a tile of each source, which begin at `start`; those of other processes are copied.
+    fn add(&self, sum: &mut [f32], first: bool, start: usize, group: &[Source<'_>]) {
+        let mut tiles: [&[f32]; FUSE] = [&[]; FUSE];
+        for ((tile, source), hot) in tiles.iter_mut().zip(group).zip(self.hot.chunks(TILE)) {
+            *tile = match source {
+                Source::Values(values) => &values[start..start + sum.len()],
+                Source::Mapped { .. } => &hot[..sum.len()],
+            };
+        }
+        fold(sum, first, &tiles[..group.len()]);
+    }
 }
 
-/// Takes the share that counts; of what is not finite, nothing, and false.
-fn settle(values: &mut [f32], share: f32) -> bool {
-    let finite = all_finite(values).is_ok();
-    if !finite {
-        values.fill(0.0);
-    } else if share != 1.0 {
-        values.iter_mut().for_each(|x| *x *= share);
+impl Source<'_> {
+    fn is_mapped(&self) -> bool {
+        matches!(self, Source::Mapped { .. })
     }
-    finite
+
+    /// Copies what is another process's, from `start` of the block on, by the share that counts.
+    fn copy(&self, start: usize, hot: &mut [f32]) {
+        if let Source::Mapped { view, at, share } = self {
+            view.read(at + start, hot);
+            if *share != 1.0 {
+                hot.iter_mut().for_each(|x| *x *= share);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -119,7 +145,8 @@ mod tests {
         let (_b, fine) = shared(&good);
         let sources = [&bad, &fine].map(|view| Source::Mapped { view, at: 0, share: 1.0 });
         let mut sum = vec![0.0; 2 * TILE];
-        assert_eq!(Tiles::default().fold(&mut sum, true, &sources), [0]);
+        let found = Tiles::default().fold(&mut sum, true, &sources);
+        assert_eq!(found, [(0, TILE..2 * TILE, TILE + 5)]);
         assert!(sum.iter().all(|x| x.is_finite()));
         assert_eq!(sum[TILE..], good[TILE..]);
     }
