@@ -1,4 +1,5 @@
-//! Who may push when: room in the shards' memory, and as many at once as a link can take.
+//! Who may push when: room in the shards' memory, and as many at once as a link can take. As many are
+//! answered at once when they pull.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -16,6 +17,11 @@ const AT_ONCE: u64 = 1 << 20;
 const OVERDUE: u32 = 3;
 /// No push is overdue before that.
 const PATIENCE: Duration = Duration::from_millis(20);
+
+/// How many may move so many bytes each at once.
+pub(crate) fn at_once(bytes: u64) -> usize {
+    SIDE_BY_SIDE.max((AT_ONCE / bytes.max(1)) as usize)
+}
 
 /// Leave to push. Whoever has it holds a place on *all* shards, so two half-pushed contributions can
 /// never wait for each other; and only so many push at once, since the first segments of more would be
@@ -45,7 +51,7 @@ struct Holder {
 impl Credits {
     /// With so many places, for contributions of so many bytes.
     pub(crate) fn new(places: usize, bytes: u64) -> Self {
-        let at_once = SIDE_BY_SIDE.max((AT_ONCE / bytes.max(1)) as usize);
+        let at_once = at_once(bytes);
         let (holders, waiting) = (BTreeMap::new(), VecDeque::new());
         Credits { places, at_once, holders, waiting, usual: Duration::ZERO }
     }

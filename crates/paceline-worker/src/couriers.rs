@@ -43,7 +43,11 @@ pub(crate) struct Couriers {
 /// Where couriers and the worker meet.
 struct Office {
     desks: Mutex<Vec<Desk>>,
-    changed: Condvar,
+    /// There is something for the courier of a desk to do. Each is called by itself: to be woken for
+    /// nothing costs as much as a small errand.
+    called: Vec<Condvar>,
+    /// A courier has brought something, or failed.
+    brought: Condvar,
 }
 
 /// What one courier is to do, and what it has brought.
@@ -91,7 +95,8 @@ impl Couriers {
     ) -> Couriers {
         let blocks: Vec<u32> = links.iter().map(|link| link.blocks.len() as u32).collect();
         let desks = Mutex::new(links.iter().map(|_| Desk::default()).collect());
-        let office = Arc::new(Office { desks, changed: Condvar::new() });
+        let called = links.iter().map(|_| Condvar::new()).collect();
+        let office = Arc::new(Office { desks, called, brought: Condvar::new() });
         let couriers = Couriers {
             starts: links.iter().map(|link| link.elements.start).collect(),
             wait: enough.asked_anew(&blocks, max_stale),
@@ -133,7 +138,7 @@ impl Couriers {
             self.wait.caught_up(shard, wanted.0.saturating_sub(held + 1));
         }
         let mut said = false;
-        office.changed.notify_all();
+        office.call(&desks);
         let mut found = None;
         loop {
             for (shard, desk) in desks.iter_mut().enumerate() {
@@ -153,7 +158,7 @@ impl Couriers {
                         self.wait.caught_up(id, missed - 1);
                         if told.contains(&id) {
                             desk.fetch(wanted);
-                            office.changed.notify_all();
+                            office.called[shard].notify_one();
                         }
                     }
                 }
@@ -172,7 +177,7 @@ impl Couriers {
             }
             let sleep =
                 self.wait.next_wake().map_or(LOOK, |at| at.since(self.now().min(at)).min(LOOK));
-            let waited = office.changed.wait_timeout(desks, sleep.max(Duration::from_micros(50)));
+            let waited = office.brought.wait_timeout(desks, sleep.max(Duration::from_micros(50)));
             desks = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         let old = (0..).zip(&self.held).filter(|(_, held)| **held != Some(wanted));
@@ -220,8 +225,8 @@ impl Couriers {
                 }
                 desk.push = (!behind.contains(&shard)).then(|| (base, Arc::clone(&sent)));
             }
+            self.office.call(&desks);
         }
-        self.office.changed.notify_all();
         self.lent.push(sent);
         let mut still = Vec::new();
         for lent in self.lent.drain(..) {
@@ -241,14 +246,22 @@ impl Couriers {
 
 impl Drop for Couriers {
     fn drop(&mut self) {
-        self.office.lock().iter_mut().for_each(|desk| desk.closed = true);
-        self.office.changed.notify_all();
+        let mut desks = self.office.lock();
+        desks.iter_mut().for_each(|desk| desk.closed = true);
+        self.office.call(&desks);
     }
 }
 
 impl Office {
     fn lock(&self) -> MutexGuard<'_, Vec<Desk>> {
         self.desks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls the couriers who have something to do.
+    fn call(&self, desks: &[Desk]) {
+        let waits = |desk: &Desk| desk.push.is_some() || desk.pull.is_some() || desk.closed;
+        let waiting = self.called.iter().zip(desks).filter(|(_, desk)| waits(desk));
+        waiting.for_each(|(courier, _)| courier.notify_one());
     }
 
     /// The life of a courier.
@@ -276,11 +289,11 @@ impl Office {
                 Ok(None) => continue,
                 Ok(Some(landed)) => {
                     (desk.landed, desk.asked) = (Some(landed), false);
-                    self.changed.notify_all();
+                    self.brought.notify_one();
                 }
                 Err(error) => {
                     desk.failed = Some(error);
-                    self.changed.notify_all();
+                    self.brought.notify_one();
                     return;
                 }
             }
@@ -288,10 +301,10 @@ impl Office {
     }
 
     /// What a courier does next; nothing when the work is over.
-    fn next(&self, desk: usize) -> Option<Errand> {
+    fn next(&self, at: usize) -> Option<Errand> {
         let mut desks = self.lock();
         loop {
-            let Desk { push, pull, closed, .. } = &mut desks[desk];
+            let Desk { push, pull, closed, .. } = &mut desks[at];
             if *closed {
                 return None;
             }
@@ -301,7 +314,7 @@ impl Office {
             if let Some((version, values)) = pull.take() {
                 return Some(Errand::Pull(version, values));
             }
-            desks = self.changed.wait(desks).unwrap_or_else(PoisonError::into_inner);
+            desks = self.called[at].wait(desks).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

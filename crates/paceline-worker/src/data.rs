@@ -80,6 +80,12 @@ impl DataPlane {
         Ok((plane, memory.into_buffers()))
     }
 
+    /// To nobody, for tests of what is sent.
+    #[cfg(test)]
+    pub(crate) fn nowhere() -> Self {
+        DataPlane::Together(Links { links: Vec::new(), params: Vec::new() })
+    }
+
     /// Loads version `wanted` or a newer one; returns which it is, `None` where the shards gave
     /// different ones (the wanted one is gone then). Of shards that are `behind` the values
     /// that are there do, or whatever they have if those are too old; and of others that are not worth

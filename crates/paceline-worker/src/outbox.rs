@@ -100,32 +100,49 @@ impl Outbox {
     }
 
     /// Sends what is there. `None` if somebody else has; else whether all of it went out before it was
-    /// of no use, or how many micro-batches were done if it did not.
+    /// of no use, and the coordinator has heard if it did not. It has heard before anybody sends
+    /// anything newer.
     pub(crate) fn send(
         &self,
         mailbox: &Mailbox,
         base: Version,
         say: Say<'_>,
-    ) -> Result<Option<Result<(), u32>>, FrameError> {
-        let State { data, finished } = &mut *self.lock();
-        let Some(task) = finished.task.take_if(|task| task.base == base) else { return Ok(None) };
+    ) -> Result<Option<bool>, FrameError> {
+        let state = &mut *self.lock();
+        let Some(task) = state.finished.task.take_if(|task| task.base == base) else {
+            return Ok(None);
+        };
+        let sent = self.send_finished(state, &task, mailbox, say)?;
+        if !sent {
+            say(FromWorker::Aborted { base, done: state.finished.done })?;
+        }
+        Ok(Some(sent))
+    }
+
+    fn send_finished(
+        &self,
+        State { data, finished }: &mut State,
+        task: &Task,
+        mailbox: &Mailbox,
+        say: Say<'_>,
+    ) -> Result<bool, FrameError> {
+        let base = task.base;
         let (done, until) = (finished.done, self.until);
         let weight = part_of(task.portion.len(), done, self.micro_batches);
         let enough = if self.salvages() { weight > 0 } else { done == self.micro_batches };
         if !enough || mailbox.is_over(base, until) {
-            return Ok(Some(Err(done)));
+            return Ok(false);
         }
         let square = self.norms.then(|| norm_squared(&finished.gradient));
         let (weight, loss) = (f64::from(weight), finished.loss);
         let stale = data.stale().to_vec();
         say(FromWorker::Done { base, weight, loss, square, stale })?;
         if !task.push_at_once && !mailbox.may_push(base, until) {
-            return Ok(Some(Err(done)));
+            return Ok(false);
         }
         finished.pushed = true;
         let gradient = &mut finished.gradient;
-        let sent = data.push(base, &task.behind, gradient, || mailbox.is_over(base, until))?;
-        Ok(Some(if sent { Ok(()) } else { Err(done) }))
+        data.push(base, &task.behind, gradient, || mailbox.is_over(base, until))
     }
 
     /// Answers every cut at once, until the run is over.
@@ -133,11 +150,7 @@ impl Outbox {
         let mut last = None;
         while let Some(base) = mailbox.next_cut(last) {
             last = Some(base);
-            let answered = match self.send(mailbox, base, say) {
-                Ok(Some(Err(done))) => say(FromWorker::Aborted { base, done }),
-                answered => answered.map(drop),
-            };
-            if let Err(error) = answered {
+            if let Err(error) = self.send(mailbox, base, say) {
                 return mailbox.hang_up(error.to_string());
             }
         }
@@ -160,10 +173,63 @@ impl Finished {
 
 #[cfg(test)]
 mod tests {
+    use std::{sync::mpsc, thread, time::Duration};
+
+    use paceline_core::{Portion, SampleRange, WorkerId};
     use paceline_shm::Segment;
+    use paceline_wire::message::ToWorker;
     use proptest::prelude::*;
 
     use super::*;
+
+    fn task(base: u64) -> Task {
+        let range = SampleRange { epoch: 0, start: 0, end: 8 };
+        let (base, portion) = (Version(base), Portion::new(range));
+        Task { base, portion, push_at_once: true, behind: Vec::new() }
+    }
+
+    #[test]
+    fn what_comes_of_a_cut_is_said_before_anything_newer() {
+        let outbox =
+            Outbox::new(DataPlane::nowhere(), vec![Buffer::default()], 2, Until::Close, false);
+        let mailbox = Mailbox::default();
+        let (said, heard) = mpsc::channel();
+        outbox.begin(&task(1));
+        mailbox.deliver(WorkerId(0), ToWorker::Cut { base: Version(1) });
+        thread::scope(|scope| {
+            let slow = said.clone();
+            let (outbox, mailbox) = (&outbox, &mailbox);
+            let (asked, answers) = mpsc::channel();
+            scope.spawn(move || {
+                let say = |message| {
+                    asked.send(()).unwrap();
+                    thread::sleep(Duration::from_millis(50));
+                    slow.send(message).unwrap();
+                    Ok(())
+                };
+                outbox.answer_cuts(mailbox, &say);
+            });
+            answers.recv().unwrap();
+            // The next round's work is done while the answer is on its way.
+            outbox.begin(&task(2));
+            outbox.add(0.0, &mut Buffer::default());
+            let say = |message| {
+                said.send(message).unwrap();
+                Ok(())
+            };
+            outbox.send(mailbox, Version(2), &say).unwrap();
+            mailbox.deliver(WorkerId(0), ToWorker::Stop(String::new()));
+        });
+        drop(said);
+        let bases: Vec<u64> = heard
+            .iter()
+            .map(|message| match message {
+                FromWorker::Aborted { base, .. } | FromWorker::Done { base, .. } => base.0,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(bases, [1, 2]);
+    }
 
     proptest! {
         #[test]

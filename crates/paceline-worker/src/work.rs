@@ -84,14 +84,11 @@ impl Bench<'_> {
         }
         self.outbox.begin(task);
         self.compute(task, say)?;
-        match self.outbox.send(self.mailbox, base, say)? {
-            Some(Ok(())) => Ok(Ended::Pushed),
-            Some(Err(done)) => {
-                say(FromWorker::Aborted { base, done })?;
-                Ok(Ended::Aborted)
-            }
-            None => Ok(Ended::Salvaged),
-        }
+        Ok(match self.outbox.send(self.mailbox, base, say)? {
+            Some(true) => Ended::Pushed,
+            Some(false) => Ended::Aborted,
+            None => Ended::Salvaged,
+        })
     }
 
     /// Fetches the parameters; false if that version is gone. A newer one does where rounds do not wait

@@ -1,6 +1,9 @@
 //! A worker's data connection: gradients in, parameters out.
 
-use std::sync::{Arc, mpsc};
+use std::{
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 use paceline_core::{LeaveReason, Version, WorkerId};
 use paceline_params::{Half, Layout, Lease, WireType, all_finite};
@@ -22,7 +25,11 @@ use crate::input::leave_reason;
 use super::{
     LocalShard, Parts, Place, ShardInbox, Staged, Store,
     sharing::{Shared, SharingError},
+    store::Published,
 };
+
+/// An answer to a pull that takes longer no longer counts among those that are given at a time.
+const OVERDUE: Duration = Duration::from_millis(100);
 
 /// What a worker can get wrong on a data connection. It costs that connection.
 #[derive(Debug, Error)]
@@ -248,6 +255,27 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
             self.store.traffic.shared(self.store.bytes());
             return self.writer.raw(&frame).await.map_err(DataError::from);
         }
+        self.answer(ready).await
+    }
+
+    /// Sends a version's blocks, with a few others at a time: all at once they would share the link and
+    /// the cores of this host, and nobody would begin before the last. Who takes long is slow by
+    /// itself, and holds nobody up.
+    async fn answer(&mut self, ready: Published) -> Result<(), DataError> {
+        let store = Arc::clone(&self.store);
+        let turn = store.answers.acquire().await.map_err(|_| DataError::Stopped)?;
+        let sending = self.send(ready);
+        tokio::pin!(sending);
+        match timeout(OVERDUE, &mut sending).await {
+            Ok(sent) => sent,
+            Err(_) => {
+                drop(turn);
+                sending.await
+            }
+        }
+    }
+
+    async fn send(&mut self, ready: Published) -> Result<(), DataError> {
         let first = self.store.layout.shard_blocks(self.store.index).start;
         for (block, values) in (first..).zip(ready.blocks.iter().flat_map(|b| b.iter())) {
             let values = values.values();

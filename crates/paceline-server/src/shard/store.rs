@@ -14,6 +14,7 @@ use paceline_wire::{frame::Values, message::ShardSpec};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
 use super::{sharing::Sharing, traffic::Traffic};
+use crate::credits::at_once;
 
 /// A whole contribution to one shard, not yet folded.
 #[derive(Debug)]
@@ -82,6 +83,8 @@ pub(crate) struct Store {
     pub(crate) pool: Arc<BufferPool>,
     /// One permit for each contribution that may be staged.
     pub(crate) room: Arc<Semaphore>,
+    /// One for each pull that is answered by TCP at the same time.
+    pub(crate) answers: Semaphore,
     pub(crate) published: watch::Sender<Published>,
     pub(crate) traffic: Traffic,
     /// How long a peer may be silent where it must speak, or deaf where it must listen.
@@ -114,6 +117,7 @@ impl Store {
             wire: spec.wire,
             pool: Arc::new(BufferPool::new(room * bytes)),
             room: Arc::new(Semaphore::new(room)),
+            answers: Semaphore::new(at_once((spec.layout.total() * spec.wire.size()) as u64)),
             published: watch::Sender::new(Published::default()),
             traffic: Traffic::default(),
             patience: spec.patience,
