@@ -13,6 +13,9 @@
 //! budget of a fixed share of all time, and never beyond the moment after which arrivals could not
 //! pay; so is every leader bounded, whatever it believes.
 //!
+//! **What is measured has the last word.** Experts are scored by what would have been; whether waiting
+//! for all brings more is also tried ([`Trial`]), and stayed with where it does.
+//!
 //! **Comparator and regret.** The comparator is the best single expert over the last rounds, in
 //! earnings at the λ in force; scores forget with a memory of W = 50 scored rounds, since clusters
 //! change. The leader is replaced when another is ahead of it by three standard deviations of its
@@ -23,20 +26,22 @@
 //! longer cannot be scored until a probe lasts as long as it: one that waits w rounds longer is
 //! revealed within about 100·w·log₂(4·w) rounds.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use paceline_core::{Decision, Policy, RoundRecord, RoundView, RunTime, Time, Version, WorkerId};
 use paceline_model::{Model, TrackerOptions};
 
 use crate::{
     backlog::{Backlog, Lesson},
+    closed::ClosedRound,
     learned::{best_wait, follow, not_worth_waiting},
     objective::{Gain, Objective},
     predict::{Bdsgd, Empirical, Filter, Predictor},
     probe::Probe,
     rate::Rate,
-    scene::{Scene, in_order, with_pace},
+    scene::{Scene, with_pace},
     stop::break_even,
+    trial::Trial,
 };
 
 /// Rounds that the scores remember.
@@ -50,6 +55,13 @@ const ENOUGH: f64 = 3.0;
 const NOISE: f64 = 1e-3;
 /// An expert that could not be scored for so many rounds is worth a probe.
 const UNSCORED: u32 = 20;
+/// While full sync does best, every so many rounds are learnt from; and where rounds are shorter than
+/// this many seconds, so many fewer. On a busy host thinking costs the workers time.
+const CALM: u64 = 8;
+const THINKING: f64 = 0.02;
+/// A round is not cut before so long: it takes a system milliseconds to wake whoever has something to
+/// do, so what is below that tells nothing of workers.
+const LEAST: Duration = Duration::from_millis(5);
 /// Shares of the participants that the fixed counts wait for; all, and all but one, come as well.
 const SHARES: [f64; 12] = [0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.75, 0.85, 0.9, 0.95, 0.98];
 
@@ -83,6 +95,7 @@ pub struct Auto {
     led_to: Option<usize>,
     rate: Rate,
     probe: Probe,
+    trial: Trial,
     /// Micro-batches that count one by one.
     partial: u32,
     settled: Settled,
@@ -151,6 +164,7 @@ impl Auto {
             led_to: None,
             rate: Rate::default(),
             probe: Probe::default(),
+            trial: Trial::default(),
             partial: 1,
             settled: Settled::default(),
             backlog: Backlog::default(),
@@ -160,43 +174,39 @@ impl Auto {
     /// The leading expert, for people.
     fn leader_name(&self, participants: usize) -> String {
         match &self.experts[self.leader] {
+            _ if self.trial.waits_for_all() => "full".to_owned(),
             Expert::Model(predictor) => predictor.name().to_owned(),
             other => format!("static:{}", other.count(participants).unwrap_or(1)),
         }
     }
 
     /// What each expert would have earned in a closed round, where that is known.
-    fn earnings(&mut self, record: &RoundRecord<'_>) -> Vec<Option<f64>> {
-        let order = in_order(record);
-        let n = order.len();
-        let arrived = order.iter().filter(|(_, time)| !time.is_censored()).count();
+    fn earnings(&mut self, record: &RoundRecord<'_>, closed: &ClosedRound) -> Vec<Option<f64>> {
+        let n = closed.participants();
         let overhead = self.rate.overhead();
-        // Whatever a contribution weighs, on average.
-        let each = record.weight / arrived.max(1) as f64;
         let gain = self.gain;
         let rate = self.rate.or_now(&gain, record.weight, seconds(record.closed, record.opened));
-        let all = gain.of(each * n.max(1) as f64);
+        let all = gain.of(closed.all());
         let earn = |count: usize, time: f64| {
-            ((gain.of(each * count as f64) - rate * (time + overhead)) / all).clamp(-1.0, 1.0)
+            let brings = gain.of(closed.brings(count, time));
+            ((brings - rate * (time + overhead)) / all).clamp(-1.0, 1.0)
         };
-        let leader = self.leader;
+        // Where all were waited for nobody led.
+        let leader = Some(self.leader).filter(|_| !self.trial.waits_for_all());
         let rethink = record.round.0.is_multiple_of(models_every(n));
         let played = match (self.led_to, self.probe.cut_was_due()) {
             (Some(count), Some(cut)) => earn(count, seconds(cut, record.opened)),
-            _ => earn(arrived, seconds(record.cut, record.opened)),
+            _ => earn(closed.arrived(), seconds(record.cut, record.opened)),
         };
         let mut earnings = Vec::with_capacity(self.experts.len());
         for (index, expert) in self.experts.iter_mut().enumerate() {
             let stop = match expert {
-                _ if index == leader => None,
+                _ if Some(index) == leader => None,
                 Expert::Model(_) if !rethink => None,
-                Expert::Model(predictor) => model_stop(&mut **predictor, &gain, &order, each, rate),
-                other => other
-                    .count(n)
-                    .filter(|&count| count <= arrived)
-                    .map(|count| (count, order[count - 1].1.bound().as_secs_f64())),
+                Expert::Model(predictor) => model_stop(&mut **predictor, &gain, closed, rate),
+                other => other.count(n).and_then(|count| Some((count, closed.arrival(count)?))),
             };
-            earnings.push(match index == leader {
+            earnings.push(match Some(index) == leader {
                 true => Some(played),
                 false => stop.map(|(count, time)| earn(count, time)),
             });
@@ -206,7 +216,7 @@ impl Auto {
 
     fn score(&mut self, earnings: &[Option<f64>]) {
         let leader = self.leader;
-        let played = earnings[leader].unwrap_or(0.0);
+        let Some(played) = earnings[leader] else { return };
         let keep = 1.0 - 1.0 / MEMORY;
         for (score, earned) in self.scores.iter_mut().zip(earnings) {
             // What was not seen is not forgotten: a rare trial must count.
@@ -240,15 +250,27 @@ impl Auto {
     }
 
     fn learn(&mut self, record: &RoundRecord<'_>) {
-        let earnings = self.earnings(record);
-        self.score(&earnings);
+        let closed = ClosedRound::new(record, self.partial);
+        let calm = if self.trial.is_calm() { CALM } else { 1 };
+        let typical = self.rate.typical() + self.rate.overhead();
+        let short = if typical > 0.0 { (THINKING / typical).ceil().clamp(1.0, 64.0) } else { 1.0 };
+        let learns = record.round.0.is_multiple_of(calm.max(short as u64));
+        if learns {
+            let earnings = self.earnings(record, &closed);
+            self.score(&earnings);
+        }
         self.led_to = None;
         self.rate.closed(record);
-        self.probe.closed(record, self.rate.overhead());
-        let arrived = record.run_times.iter().filter(|(_, time)| !time.is_censored()).count();
-        self.settled.closed(arrived as f64);
-        let run_times = &with_pace(record, self.partial);
-        self.models().for_each(|model| model.learn(&RoundRecord { run_times, ..*record }));
+        let overhead = self.rate.overhead();
+        let took = seconds(record.closed, record.opened) + overhead;
+        let all = closed.arrived() == closed.participants();
+        self.trial.closed(self.gain.of(record.weight), self.gain.of(closed.all()), took, all);
+        self.probe.closed(record, overhead);
+        self.settled.closed(closed.arrived() as f64);
+        if learns {
+            let run_times = &with_pace(record, self.partial);
+            self.models().for_each(|model| model.learn(&RoundRecord { run_times, ..*record }));
+        }
     }
 }
 
@@ -263,18 +285,15 @@ fn models_every(participants: usize) -> u64 {
 fn model_stop(
     predictor: &mut dyn Predictor,
     gain: &Gain,
-    order: &[(WorkerId, RunTime)],
-    each: f64,
+    closed: &ClosedRound,
     rate: f64,
 ) -> Option<(usize, f64)> {
-    let arrived = order.iter().filter(|(_, time)| !time.is_censored()).count();
-    let end = order.iter().map(|(_, time)| time.bound().as_secs_f64()).fold(0.0, f64::max);
     let (mut count, mut elapsed) = (1, 0.0);
     // Each step takes in half of what is expected, so a handful suffices.
     for _ in 0..64 {
-        let scene = Scene::replayed(order, count, elapsed, each);
+        let scene = closed.scene(count, elapsed);
         if scene.silent.is_empty() {
-            return Some((arrived, scene.elapsed));
+            return Some((closed.arrived(), scene.elapsed));
         }
         let plan = best_wait(predictor, gain, &scene, rate);
         if plan.value <= 0.0 {
@@ -282,10 +301,9 @@ fn model_stop(
         }
         let next = scene.arrived.len() + ((plan.arrivals / 2.0) as usize).max(1);
         let until = scene.elapsed + plan.wait;
-        let reached = order.get(next - 1).filter(|(_, time)| !time.is_censored());
-        match reached.map(|(_, time)| time.bound().as_secs_f64()) {
+        match closed.arrival(next) {
             Some(at) if at <= until => (count, elapsed) = (next, at),
-            _ if until > end => return None,
+            _ if until > closed.end() => return None,
             _ => (count, elapsed) = (scene.arrived.len(), until),
         }
     }
@@ -312,6 +330,9 @@ impl Policy for Auto {
         self.study();
         let new = self.rate.opened(view.round, view.opened);
         self.partial = view.partial;
+        if view.now < view.opened + LEAST {
+            return Decision::Wait { until: Some(view.opened + LEAST), arrivals: usize::MAX };
+        }
         let missing = self.settled.skip().max(1).saturating_sub(view.arrivals.len());
         if new && missing > 0 {
             let typical = Time::span(self.rate.typical());
@@ -325,8 +346,15 @@ impl Policy for Auto {
         let gain = self.gain;
         let rate = self.rate.or_now(&gain, scene.gained(), scene.elapsed);
         let overhead = self.rate.overhead();
-        let latest = break_even(&gain, scene.gained() + scene.missing(), rate, overhead);
-        let decision = match &mut self.experts[self.leader] {
+        let mut latest = break_even(&gain, scene.gained() + scene.missing(), rate, overhead);
+        if let Some(patience) = self.trial.patience() {
+            latest = latest.min(patience * self.rate.typical());
+        }
+        let leader = match self.trial.waits_for_all() {
+            true => &mut Expert::AllBut(0),
+            false => &mut self.experts[self.leader],
+        };
+        let decision = match leader {
             Expert::Model(predictor) => {
                 let plan = best_wait(&mut **predictor, &gain, &scene, rate);
                 if plan.value > 0.0 { follow(&plan, view) } else { not_worth_waiting(view) }

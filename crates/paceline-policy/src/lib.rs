@@ -4,6 +4,7 @@
 mod auto;
 mod backlog;
 mod bandit;
+mod closed;
 mod deadline;
 mod enough;
 mod full;
@@ -19,6 +20,7 @@ mod spec;
 mod stale;
 mod static_count;
 mod stop;
+mod trial;
 
 pub use auto::Auto;
 pub use bandit::Bandit;

@@ -1,5 +1,7 @@
 //! A round as predictors and stopping rules see it: who took how long, who is silent since when.
 
+use std::time::Duration;
+
 use paceline_core::{RoundRecord, RoundView, RunTime, WorkerId};
 
 /// A moment of an open round, or of a closed one looked at again.
@@ -68,32 +70,6 @@ impl Scene {
         }
     }
 
-    /// A closed round as it looked when `count` had arrived, in order of run-time, or `elapsed`
-    /// seconds after it opened, whichever is later. All bring the same `weight`.
-    pub(crate) fn replayed(
-        order: &[(WorkerId, RunTime)],
-        count: usize,
-        elapsed: f64,
-        weight: f64,
-    ) -> Scene {
-        let seconds = |time: RunTime| time.bound().as_secs_f64();
-        let mut scene = Scene { elapsed, partial: 1, ..Scene::default() };
-        if let Some(&(_, last)) = order.get(count.saturating_sub(1)) {
-            scene.elapsed = elapsed.max(seconds(last));
-        }
-        for &(worker, time) in order {
-            let x = seconds(time);
-            match !time.is_censored() && x <= scene.elapsed {
-                true => scene.arrived.push(Arrived { worker, run_time: x, weight }),
-                false => {
-                    let elapsed = scene.elapsed;
-                    scene.silent.push(Silent { worker, elapsed, load: 1.0, weight, done: 0 });
-                }
-            }
-        }
-        scene
-    }
-
     /// Those who have arrived and those who may.
     pub fn participants(&self) -> usize {
         self.arrived.len() + self.silent.len()
@@ -116,18 +92,15 @@ impl Scene {
     }
 }
 
-/// The run-times of a closed round as whole portions take, a salvaged worker's as its pace until then foretells it: with j
-/// of m micro-batches done at d, and on average half of one under way, the whole would have taken
-/// about d·m/(j + ½).
+/// The run-times of a closed round as whole portions take, a salvaged worker's as its [`pace`] until
+/// then foretells it.
 pub(crate) fn with_pace(record: &RoundRecord<'_>, partial: u32) -> Vec<(WorkerId, RunTime)> {
     let mut times = record.run_times.to_vec();
     for &(worker, share) in record.salvaged {
         if let Ok(index) = times.binary_search_by_key(&worker, |&(worker, _)| worker)
             && share > 0.0
         {
-            let half = 0.5 / f64::from(partial.max(1));
-            let pace = times[index].1.bound().div_f64((share + half).min(1.0));
-            times[index].1 = RunTime::Observed(pace);
+            times[index].1 = RunTime::Observed(pace(times[index].1.bound(), share, partial));
         }
     }
     for &(worker, load) in record.loads {
@@ -136,6 +109,12 @@ pub(crate) fn with_pace(record: &RoundRecord<'_>, partial: u32) -> Vec<(WorkerId
         }
     }
     times
+}
+
+/// How long a worker takes that has done a share of its work at `until`: with j of m micro-batches, and
+/// on average half of one under way, about `until`·m/(j + ½).
+pub(crate) fn pace(until: Duration, share: f64, partial: u32) -> Duration {
+    until.div_f64((share + 0.5 / f64::from(partial.max(1))).min(1.0))
 }
 
 /// Observed run-times of a closed round in order, then the censored ones.

@@ -77,7 +77,11 @@ pub const POLICIES: [(&str, &str); 12] = [
     ("bandit", "learns the best count by trial"),
     ("deadline:T", "cut T seconds after the round opened"),
     ("dropcompute", "cut at a deadline profiled over the first 20 rounds (dropcompute:ROUNDS)"),
-    ("async", "an update for every arrival, however old the version it was computed from"),
+    (
+        "async",
+        "an update for every arrival, however old the version it was computed from; those \
+              that come while one is made share the next",
+    ),
     ("stale:S", "the same, waiting for whoever would be more than S versions behind"),
 ];
 

@@ -2,7 +2,7 @@
 //! al. 2016; the bound is that of stale-synchronous training, Ho et al. 2013).
 //!
 //! The same machine: contributions from older versions are admissible, and a round closes with the
-//! first. With a bound, it waits for whoever would fall behind it.
+//! first, and with whatever came while the last update was made. With a bound, it waits for whoever would fall behind it.
 
 use paceline_core::{CutReason, Decision, Policy, RoundView};
 

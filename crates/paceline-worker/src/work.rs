@@ -1,6 +1,9 @@
 //! One round's work: pull, compute in micro-batches, push, and stop when it is of no use.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use paceline_core::{Costs, EpochOrder, OrderSpec, Version};
 use paceline_wire::{FrameError, message::FromWorker};
@@ -11,6 +14,9 @@ use crate::{
     outbox::{Outbox, Say},
     slowness::Slowness,
 };
+
+/// Progress is told no more often than that: it would cost more than it helps.
+const NEWS: Duration = Duration::from_millis(2);
 
 /// What a worker computes.
 pub trait Compute {
@@ -116,6 +122,7 @@ impl Bench<'_> {
             FrameError::Unexpected(format!("work on {portion} of {all} samples"))
         })?;
         let mut pace = self.slowness.round(*base);
+        let mut said = Instant::now();
         for part in 0..self.micro_batches {
             if self.mailbox.is_cut(*base) {
                 return Ok(());
@@ -135,7 +142,8 @@ impl Bench<'_> {
             if !self.outbox.add(loss, &mut self.gradient) {
                 return Ok(());
             }
-            if part + 1 < self.micro_batches {
+            if part + 1 < self.micro_batches && said.elapsed() >= NEWS {
+                said = Instant::now();
                 say(FromWorker::Progress { base: *base, done: part + 1 })?;
             }
         }

@@ -73,6 +73,9 @@ pub(crate) struct TrainArgs {
     /// Print the summary as one line of JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// End with whoever started this
+    #[arg(long, hide = true)]
+    pub(crate) tied: bool,
     #[command(flatten)]
     pub(crate) flags: RunFlags,
 }

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     cli::TrainArgs,
+    host,
     launch::Crew,
     session::{Others, Session},
 };
@@ -25,6 +26,9 @@ Examples:
 Exit codes: 0 done, 1 failed or diverged, 2 wrong usage, 3 quorum lost, 130 interrupted.";
 
 pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
+    if args.tied {
+        host::end_with_parent()?;
+    }
     let others = Others { own_workers: true, remote_shards: false, token: None };
     let session = Session::prepare(args, others)?;
     let listener = TcpListener::bind("127.0.0.1:0").context("failed to listen on loopback")?;

@@ -8,6 +8,7 @@ use paceline_core::{Event, EventKind, SampleCounts, StopReason};
 use super::{
     args::CompareArgs,
     contender::Contender,
+    store::fnv1a,
     target::Target,
     trial::{Outcome, Trial, thinned},
 };
@@ -23,12 +24,12 @@ pub(super) fn run(
 ) -> Result<Outcome> {
     let exe = std::env::current_exe().context("failed to find this program")?;
     let runs = args.out.join("live");
-    let name = format!("run-{:016x}", fingerprint(trial)?);
+    let name = format!("run-{:016x}", fnv1a(serde_json::to_string(trial)?.as_bytes()));
     // What an interrupted run left behind.
     let _ = fs::remove_dir_all(runs.join(&name));
     let rounds = trial.workers * args.batch * args.evaluations;
     let mut command = Command::new(exe);
-    command.arg("train").arg("--json").arg("--run-dir").arg(&runs);
+    command.args(["train", "--tied", "--json", "--run-dir"]).arg(&runs);
     let mut set = |flag: &str, value: String| {
         command.arg(format!("--{flag}")).arg(value);
     };
@@ -61,24 +62,17 @@ pub(super) fn run(
     }
     let output = command.output().context("failed to start a live run")?;
     let log = runs.join(&name).join("events.jsonl");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let failed =
+        || format!("the live run {name} failed: {}", said.lines().last().unwrap_or_default());
+    // What never began has no log.
+    ensure!(output.status.success() || log.exists(), failed());
     let text = fs::read_to_string(&log).context("failed to read a live run's log")?;
     let events: Result<Vec<Event>, _> = text.lines().map(serde_json::from_str).collect();
     let outcome = outcome(&events.context("failed to read a live run's log")?, args);
     // A learning rate that is too high is an outcome; whatever else fails is not.
-    ensure!(
-        output.status.success() || outcome.diverged,
-        "the live run {name} failed: {}",
-        String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default()
-    );
+    ensure!(output.status.success() || outcome.diverged, failed());
     Ok(outcome)
-}
-
-fn fingerprint(trial: &Trial) -> Result<u64> {
-    let text = serde_json::to_string(trial)?;
-    // FNV-1a: names of folders, nothing more.
-    Ok(text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    }))
 }
 
 /// What the log of a run says of it; time counts from the first round on.

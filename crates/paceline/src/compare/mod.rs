@@ -11,10 +11,11 @@ mod summary;
 mod target;
 mod trial;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use paceline_core::Straggler;
+use paceline_nn::{CostSpec, DataSource};
 use paceline_policy::{Cutoff, PolicySpec};
 
 pub(crate) use args::CompareArgs;
@@ -58,7 +59,7 @@ pub(crate) fn run(mut args: CompareArgs) -> Result<ExitCode> {
     let workload = Workload::load(args.model, &args.data, 1)?.costing(args.costs.as_ref(), 1)?;
     let workload = if args.homes { workload.by_label() } else { workload };
     let model = model::load(None)?;
-    let store = Store::open(&args.out)?;
+    let store = Store::open(&args.out, &inputs(&args))?;
     let cases =
         Study::new(&args, &workload, &model, &store, &progress).run(&scenarios, &policies)?;
     drop(progress);
@@ -86,6 +87,23 @@ fn backup_policies(workers: u32, backups: u32) -> Vec<Contender> {
         Contender { policy, straggler: Some(Straggler::Abort), ..plain }
     };
     (workers..=workers + backups).rev().map(contender).collect()
+}
+
+/// Files that runs depend on.
+fn inputs(args: &CompareArgs) -> Vec<PathBuf> {
+    let traces = args.scenario.iter().filter_map(|scenario| match scenario {
+        Scenario::Trace(path) => Some(path.clone()),
+        _ => None,
+    });
+    let costs = args.costs.iter().filter_map(|costs| match costs {
+        CostSpec::File(path) => Some(path.clone()),
+        CostSpec::Lognormal(_) => None,
+    });
+    let data = match &args.data {
+        DataSource::Dir(dir) => Some(dir.clone()),
+        DataSource::Embedded => None,
+    };
+    traces.chain(costs).chain(data).collect()
 }
 
 fn notes(args: &CompareArgs, scenarios: &[Scenario], rows: &[summary::Row]) -> Vec<String> {

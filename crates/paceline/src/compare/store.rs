@@ -4,14 +4,15 @@ use std::{
     collections::BTreeMap,
     fs::{self, File, OpenOptions},
     io::{self, Write},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Mutex,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::trial::{Outcome, Trial};
+use crate::config::Usage;
 
 /// A file with a line for each run that is done.
 pub(super) struct Store {
@@ -26,11 +27,13 @@ struct Line {
 }
 
 impl Store {
-    /// Opens or makes the folder's file. A last line that is not whole is of an interrupted run.
-    pub(super) fn open(dir: &Path) -> Result<Store> {
+    /// Opens or makes the folder's file. A last line that is not whole is of an interrupted run. Runs are
+    /// told apart by the names of the files they read, so what is in those must not change.
+    pub(super) fn open(dir: &Path, inputs: &[PathBuf]) -> Result<Store> {
         let failed = || format!("failed to keep results in {}", dir.display());
         fs::create_dir_all(dir).with_context(failed)?;
         let path = dir.join("results.jsonl");
+        check_inputs(dir, inputs)?;
         let text = match fs::read_to_string(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             text => text.with_context(|| format!("failed to read {}", path.display()))?,
@@ -66,6 +69,68 @@ impl Store {
     }
 }
 
+/// Notes what is in the files that runs depend on, or finds that it was something else.
+fn check_inputs(dir: &Path, inputs: &[PathBuf]) -> Result<()> {
+    let path = dir.join("inputs.json");
+    let mut noted: BTreeMap<String, u64> = match fs::read(&path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .with_context(|| format!("{} is not of this program", path.display()))?,
+        Err(_) => BTreeMap::new(),
+    };
+    for input in inputs {
+        let found =
+            contents(input).with_context(|| format!("failed to read {}", input.display()))?;
+        let name = input.display().to_string();
+        if noted.insert(name, found).is_some_and(|before| before != found) {
+            let (input, dir) = (input.display(), dir.display());
+            bail!(Usage(format!(
+                "{input} is not what the results in {dir} are of: give --out another folder, or remove \
+                 that one"
+            )));
+        }
+    }
+    fs::write(&path, serde_json::to_vec(&noted)?)
+        .with_context(|| format!("failed to write {}", path.display()))
+}
+
+/// A hash of a file, or of all files of a folder.
+fn contents(path: &Path) -> io::Result<u64> {
+    if !path.is_dir() {
+        return Ok(fnv1a(&fs::read(path)?));
+    }
+    let mut files =
+        fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    files.retain(|file| file.is_file());
+    files.sort();
+    files.iter().try_fold(0, |hash: u64, file| Ok(hash.rotate_left(1) ^ fnv1a(&fs::read(file)?)))
+}
+
+/// Tells texts and files apart, nothing more.
+pub(super) fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
 fn key(trial: &Trial) -> Result<String> {
     Ok(serde_json::to_string(trial)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_a_file_that_has_changed_are_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let (out, trace) = (dir.path().join("out"), dir.path().join("t.csv"));
+        fs::write(&trace, "1").unwrap();
+        for _ in 0..2 {
+            Store::open(&out, std::slice::from_ref(&trace)).unwrap();
+        }
+        fs::write(&trace, "2").unwrap();
+        let error = Store::open(&out, std::slice::from_ref(&trace)).err().unwrap().to_string();
+        assert!(error.contains("t.csv is not what the results in"), "{error}");
+        Store::open(&out, &[]).unwrap();
+    }
 }

@@ -1,0 +1,153 @@
+//! A closed round, looked at again: what it would have brought, had it been cut earlier.
+
+use std::collections::BTreeMap;
+
+use paceline_core::{RoundRecord, RunTime, WorkerId};
+
+use crate::scene::{Arrived, Scene, Silent, in_order, pace};
+
+/// Who came when, and how far the others were.
+#[derive(Debug)]
+pub(crate) struct ClosedRound {
+    /// Observed run-times in order, then the censored ones.
+    order: Vec<(WorkerId, RunTime)>,
+    /// Seconds that each takes for all of its work, where that is known or can be told by its pace.
+    whole: Vec<Option<f64>>,
+    arrived: usize,
+    /// Micro-batches that count one by one.
+    partial: u32,
+    /// Samples that one who does all of its work brings, about.
+    each: f64,
+}
+
+impl ClosedRound {
+    pub(crate) fn new(record: &RoundRecord<'_>, partial: u32) -> Self {
+        let order = in_order(record);
+        let arrived = order.iter().filter(|(_, time)| !time.is_censored()).count();
+        let shares: BTreeMap<WorkerId, f64> = record.salvaged.iter().copied().collect();
+        let whole = order.iter().map(|(worker, time)| match time.is_censored() {
+            false => Some(seconds(*time)),
+            true => {
+                let share = shares.get(worker).filter(|share| **share > 0.0)?;
+                Some(pace(time.bound(), *share, partial).as_secs_f64())
+            }
+        });
+        let came = arrived as f64 + shares.values().sum::<f64>();
+        let each = if came > 0.0 { record.weight / came } else { record.weight };
+        ClosedRound { whole: whole.collect(), order, arrived, partial, each }
+    }
+
+    pub(crate) fn participants(&self) -> usize {
+        self.order.len()
+    }
+
+    pub(crate) fn arrived(&self) -> usize {
+        self.arrived
+    }
+
+    /// When so many had arrived; `None` if they never did.
+    pub(crate) fn arrival(&self, count: usize) -> Option<f64> {
+        let place = count.checked_sub(1).filter(|_| count <= self.arrived)?;
+        Some(seconds(self.order[place].1))
+    }
+
+    /// The last moment of which anything is known.
+    pub(crate) fn end(&self) -> f64 {
+        self.order.iter().map(|(_, time)| seconds(*time)).fold(0.0, f64::max)
+    }
+
+    /// Samples of a round that all finish.
+    pub(crate) fn all(&self) -> f64 {
+        self.each * self.order.len().max(1) as f64
+    }
+
+    /// Samples that a cut at `time` with `count` arrivals brings, micro-batches of the others included.
+    pub(crate) fn brings(&self, count: usize, time: f64) -> f64 {
+        let parts: u32 = (count..self.order.len()).map(|place| self.done(place, time)).sum();
+        self.each * (count as f64 + f64::from(parts) / f64::from(self.partial.max(1)))
+    }
+
+    /// The round as it looked when `count` had arrived, or after `elapsed` seconds, whichever is later.
+    pub(crate) fn scene(&self, count: usize, elapsed: f64) -> Scene {
+        let elapsed = self.arrival(count.min(self.arrived)).map_or(elapsed, |at| at.max(elapsed));
+        let mut scene = Scene { elapsed, partial: self.partial.max(1), ..Scene::default() };
+        for (place, &(worker, time)) in self.order.iter().enumerate() {
+            let (run_time, weight) = (seconds(time), self.each);
+            match !time.is_censored() && run_time <= elapsed {
+                true => scene.arrived.push(Arrived { worker, run_time, weight }),
+                false => {
+                    let done = self.done(place, elapsed);
+                    scene.silent.push(Silent { worker, elapsed, load: 1.0, weight, done });
+                }
+            }
+        }
+        scene
+    }
+
+    /// Micro-batches that somebody who has not come had finished by then.
+    fn done(&self, place: usize, time: f64) -> u32 {
+        match self.whole[place] {
+            Some(whole) if self.partial > 1 && whole > 0.0 => {
+                ((f64::from(self.partial) * time / whole) as u32).min(self.partial)
+            }
+            _ => 0,
+        }
+    }
+}
+
+fn seconds(time: RunTime) -> f64 {
+    time.bound().as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use paceline_core::{Round, Time};
+
+    use super::*;
+
+    /// Workers take 1, 2, 4 and 8 seconds; the round was cut when two were in.
+    fn round(partial: u32, salvaged: &[(WorkerId, f64)], weight: f64) -> ClosedRound {
+        let seconds = Duration::from_secs;
+        let run_times = [
+            (WorkerId(0), RunTime::Observed(seconds(2))),
+            (WorkerId(1), RunTime::Observed(seconds(1))),
+            (WorkerId(2), RunTime::Censored { at_least: seconds(2) }),
+            (WorkerId(3), RunTime::Censored { at_least: seconds(2) }),
+        ];
+        let cut = Time::ZERO + seconds(2);
+        let record = RoundRecord {
+            round: Round(3),
+            opened: Time::ZERO,
+            cut,
+            closed: cut,
+            weight,
+            run_times: &run_times,
+            salvaged,
+            loads: &[],
+        };
+        ClosedRound::new(&record, partial)
+    }
+
+    #[test]
+    fn parts_of_others_count_where_they_are_salvaged() {
+        // Halves and quarters of 8 samples: 2 of 4 micro-batches done, and 1 of 4.
+        let round = round(4, &[(WorkerId(2), 0.5), (WorkerId(3), 0.25)], 22.0);
+        assert_eq!(round.all(), 32.0);
+        assert_eq!(round.brings(2, 2.0), 22.0, "what it brought");
+        // At the first arrival the second had done half, and by their pace the others a quarter and none.
+        assert_eq!(round.brings(1, 1.0), 8.0 * (1.0 + 0.5 + 0.25));
+        let scene = round.scene(1, 0.0);
+        assert_eq!((scene.elapsed, scene.arrived.len(), scene.gained()), (1.0, 1, 14.0));
+        assert_eq!(round.scene(9, 0.0).arrived.len(), 2, "no more than came");
+    }
+
+    #[test]
+    fn where_all_or_nothing_counts_only_arrivals_do() {
+        let round = round(1, &[], 16.0);
+        assert_eq!([round.brings(1, 1.0), round.brings(2, 2.0), round.all()], [8.0, 16.0, 32.0]);
+        assert_eq!((round.arrival(2), round.arrival(3), round.end()), (Some(2.0), None, 2.0));
+        assert_eq!(round.scene(1, 1.5).gained(), 8.0);
+    }
+}
