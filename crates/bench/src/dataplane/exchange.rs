@@ -41,7 +41,12 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
 }
 
 fn compare(paceline: &Paceline, report: &mut Report, workers: usize, peers: &[Peer]) -> Result<()> {
-    let (pairs, rounds) = if report.quick() { (1, 5) } else { (2, 6) };
+    // Goals are set for four workers.
+    let (pairs, rounds) = match workers {
+        _ if report.quick() => (1, 5),
+        4 => (3, 10),
+        _ => (2, 6),
+    };
     let all_shards: &[usize] = if report.quick() { &[SHARDS] } else { &[1, 2, 4] };
     let mut contestants = Vec::new();
     for (name, transport) in TRANSPORTS {
