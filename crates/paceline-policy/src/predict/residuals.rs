@@ -4,7 +4,18 @@
 //! happened there (that would be short) nor as a draw (that walks upward and feeds on itself).
 //! Where nobody was at risk, nothing is known, and the prior's hazard speaks.
 
+use std::sync::LazyLock;
+
 use super::scale::{BINS, position, residual};
+
+/// Where bins end, from the lower edge of the first on, and the core of the prior there: they are asked
+/// for at every contribution.
+static EDGES: LazyLock<Vec<f64>> =
+    LazyLock::new(|| (0..=BINS).map(|b| residual(b as f64)).collect());
+static CORES: LazyLock<Vec<f64>> =
+    LazyLock::new(|| EDGES.iter().map(|u| 1.0 / (1.0 + (1.7 * u).exp())).collect());
+static MIDDLES: LazyLock<Vec<f64>> =
+    LazyLock::new(|| EDGES.windows(2).map(|edges| clip(0.5 * (edges[0] + edges[1]))).collect());
 
 /// Pseudo-observations behind the prior's hazard in every bin.
 const PRIOR_WEIGHT: f64 = 2.0;
@@ -70,8 +81,8 @@ impl Residuals {
         let mut prior_before = 1.0;
         let mut survival: f64 = 1.0;
         for b in 0..BINS {
-            let (from, to) = (residual(b as f64), residual((b + 1) as f64));
-            let prior = prior_survival(to, scale);
+            let (from, to) = (EDGES[b], EDGES[b + 1]);
+            let prior = prior_survival(b + 1, scale);
             let prior_hazard = 1.0 - prior / prior_before;
             prior_before = prior;
             // Half of those who leave in a bin were at risk in it.
@@ -88,7 +99,7 @@ impl Residuals {
         let (mut sum, mut size) = (0.0, 0.0);
         for b in (0..BINS).rev() {
             let mass = self.survival[b] - self.survival[b + 1];
-            let middle = clip(0.5 * (residual(b as f64) + residual((b + 1) as f64)));
+            let middle = MIDDLES[b];
             sum += mass * middle;
             size += mass * middle.abs();
             let last = if b + 1 == BINS { self.survival[BINS] } else { 0.0 };
@@ -155,11 +166,12 @@ fn bin(u: f64) -> usize {
     (position(u) as usize).min(BINS - 1)
 }
 
-/// A logistic core and a tail that is exponential in log run-time, so Pareto (shape 1) in run-time.
-fn prior_survival(u: f64, scale: f64) -> f64 {
-    let core = 1.0 / (1.0 + (1.7 * u).exp());
+/// At an edge: a logistic core and a tail that is exponential in log run-time, so Pareto (shape 1) in
+/// run-time.
+fn prior_survival(edge: usize, scale: f64) -> f64 {
+    let u = EDGES[edge];
     let stalled = if u > 0.0 { (-u * scale).exp() } else { 1.0 };
-    ((1.0 - PRIOR_STALLS) * core + PRIOR_STALLS * stalled).max(FLOOR)
+    ((1.0 - PRIOR_STALLS) * CORES[edge] + PRIOR_STALLS * stalled).max(FLOOR)
 }
 
 #[cfg(test)]

@@ -48,12 +48,13 @@ impl Tiles {
                 for (source, hot) in group.iter().zip(self.hot.chunks_mut(TILE)) {
                     source.copy(start, &mut hot[..end - start]);
                 }
-                // A sum is finite only where all of it is: they are looked at one by one if not, or if
-                // it could not be made again.
-                if first {
-                    self.add(sum, true, start, group);
+                // What came over a socket is checked. A sum of others is finite only where all of it is:
+                // they are looked at one by one if not, or if it could not be made again.
+                let checked = !group.iter().any(Source::is_mapped);
+                if first || checked {
+                    self.add(sum, first, start, group);
                 }
-                if first && all_finite(sum).is_ok() {
+                if checked || first && all_finite(sum).is_ok() {
                     continue;
                 }
                 let mapped = group.iter().zip(self.hot.chunks_mut(TILE)).enumerate();
