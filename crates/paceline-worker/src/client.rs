@@ -173,9 +173,11 @@ fn work(bench: &mut Bench<'_>, voice: &Voice) -> Result<Tally, WorkerError> {
             Ok(Ended::Aborted) => tally.aborted += 1,
             // At the end of a run connections close in any order; and what a shard found wrong, the
             // coordinator should hear from it before it hears goodbye.
-            Err(error) => match bench.mailbox.stopped(LAST_WORD) {
-                true => break Ok(()),
-                false => break Err(error.into()),
+            Err(error) => match (bench.mailbox.last_word(LAST_WORD), &error) {
+                (Some(Ok(_)), _) => break Ok(()),
+                // A shard's own word may be lost with its connection.
+                (Some(Err(why)), FrameError::Io(_)) => break Err(WorkerError::Lost(why)),
+                _ => break Err(error.into()),
             },
         }
     };

@@ -139,12 +139,13 @@ impl Mailbox {
         }
     }
 
-    /// Whether the run is over, as the coordinator says within `patience`.
-    pub(crate) fn stopped(&self, patience: Duration) -> bool {
+    /// Why the work is over, if the coordinator says so within `patience`; an error if the run goes on
+    /// without this worker.
+    pub(crate) fn last_word(&self, patience: Duration) -> Option<Result<String, String>> {
         let untold = |state: &mut State| state.stop.is_none();
         let waited = self.changed.wait_timeout_while(self.lock(), patience, untold);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        matches!(state.stop, Some(Ok(_)))
+        state.stop.clone()
     }
 
     /// Rounds that closed while this worker was there, and those its work was used in.
