@@ -52,8 +52,6 @@ pub(crate) struct Trial {
     trying: Option<Sum>,
     /// The last rounds of the way that is stayed with.
     lately: Vec<(f64, f64)>,
-    /// Samples that all would have brought in those rounds, about.
-    possible: f64,
     since: u64,
     gap: u64,
     won: bool,
@@ -61,8 +59,7 @@ pub(crate) struct Trial {
 
 impl Default for Trial {
     fn default() -> Self {
-        let (lately, possible) = (Vec::new(), 0.0);
-        Trial { whole: false, trying: None, lately, possible, since: 0, gap: SOON, won: false }
+        Trial { whole: false, trying: None, lately: Vec::new(), since: 0, gap: SOON, won: false }
     }
 }
 
@@ -104,7 +101,6 @@ impl Trial {
             self.lately.remove(0);
         }
         self.lately.push((weight, seconds));
-        self.possible = possible;
         let worth = self.whole || self.usual().weight < (1.0 - CUT) * possible * f64::from(ROUNDS);
         if self.since >= self.gap && worth {
             self.trying = Some(Sum::default());
