@@ -18,6 +18,8 @@ pub struct Assignment {
     pub samples: u32,
     /// Micro-batches it has reported finished.
     pub done: u32,
+    /// When it reported the last of them.
+    pub done_at: Time,
     /// It was cut and has said that nothing will come.
     pub stopped: bool,
     /// The round must not be cut before it has arrived (unless it dies).

@@ -220,7 +220,7 @@ impl RoundMachine {
         self.catch_up(now);
         let current = |work: &&mut Assignment| work.base == base && work.done < done;
         let Some(work) = self.roster.working.get_mut(&worker).filter(current) else { return };
-        work.done = done;
+        (work.done, work.done_at) = (done, now);
         if self.config.straggler == Straggler::Salvage {
             self.emit(now, EventKind::Progress { worker, base, done });
         }
@@ -447,6 +447,7 @@ impl RoundMachine {
             started: now,
             samples: work.portion.len(),
             done: 0,
+            done_at: now,
             stopped: false,
             waited_for: work.waited_for,
             worth: work.worth,

@@ -28,7 +28,20 @@ pub trait Model: Send {
     /// Adds the gradient of the loss summed over `samples` (indices into `data`, repeats allowed)
     /// to `grad`. Panics if an index is out of range or the data has another shape than the model
     /// was built for.
-    fn gradient(&mut self, data: &Dataset, samples: &[u32], grad: &mut [f32]) -> LossSum;
+    fn gradient(&mut self, data: &Dataset, samples: &[u32], grad: &mut [f32]) -> LossSum {
+        let sum = self.gradient_while(data, samples, grad, &|| true);
+        sum.expect("what is wanted to the end is done to the end")
+    }
+
+    /// The same for as long as it is `wanted`, which is asked often. `None` if that ended: `grad` then
+    /// holds nothing of value.
+    fn gradient_while(
+        &mut self,
+        data: &Dataset,
+        samples: &[u32],
+        grad: &mut [f32],
+        wanted: &dyn Fn() -> bool,
+    ) -> Option<LossSum>;
 
     /// Loss and accuracy over all of `data`, in batches.
     fn evaluate(&mut self, data: &Dataset) -> Evaluation;

@@ -50,8 +50,14 @@ impl Network {
         Self { shape, tensors, params, stages, tile, input: vec![], labels: vec![] }
     }
 
-    /// Takes `samples` through all layers and leaves the gradient of the scores in the last one.
-    fn forward(&mut self, data: &Dataset, samples: &[u32]) -> LossSum {
+    /// Takes `samples` through all layers and leaves the gradient of the scores in the last one, if
+    /// that is `wanted` layer after layer.
+    fn forward(
+        &mut self,
+        data: &Dataset,
+        samples: &[u32],
+        wanted: &dyn Fn() -> bool,
+    ) -> Option<LossSum> {
         assert_eq!(data.shape(), self.shape, "the data that the model was built for");
         self.input.resize(samples.len() * self.shape.pixels(), 0.0);
         data.write_pixels(samples, &mut self.input);
@@ -59,21 +65,23 @@ impl Network {
         self.labels.extend(samples.iter().map(|&sample| data.label(sample as usize)));
         let mut x = &self.input;
         for Stage { layer, start, end, y, dy } in &mut self.stages {
+            wanted().then_some(())?;
             y.resize(samples.len() * layer.outputs(), 0.0);
             dy.resize(y.len(), 0.0);
             layer.forward(&self.params[*start..*end], x, y);
             x = y;
         }
-        match self.stages.last_mut() {
+        Some(match self.stages.last_mut() {
             Some(stage) => cross_entropy(&stage.y, &self.labels, &mut stage.dy),
             None => LossSum::default(),
-        }
+        })
     }
 
-    /// Takes the gradient of the scores back through all layers.
-    fn backward(&mut self, grad: &mut [f32]) {
+    /// Takes the gradient of the scores back through all layers, if that is `wanted`.
+    fn backward(&mut self, grad: &mut [f32], wanted: &dyn Fn() -> bool) -> Option<()> {
         let mut stages = &mut self.stages[..];
         while let Some((Stage { layer, start, end, y, dy }, before)) = stages.split_last_mut() {
+            wanted().then_some(())?;
             let (x, dx) = match before.last_mut() {
                 Some(stage) => (&stage.y, Some(&mut stage.dy[..])),
                 None => (&self.input, None),
@@ -82,6 +90,7 @@ impl Network {
             layer.backward(&self.params[own.clone()], Step { x, y, dy }, &mut grad[own], dx);
             stages = before;
         }
+        Some(())
     }
 }
 
@@ -100,21 +109,27 @@ impl Model for Network {
         self.params[at..at + params.len()].copy_from_slice(params);
     }
 
-    fn gradient(&mut self, data: &Dataset, samples: &[u32], grad: &mut [f32]) -> LossSum {
+    fn gradient_while(
+        &mut self,
+        data: &Dataset,
+        samples: &[u32],
+        grad: &mut [f32],
+        wanted: &dyn Fn() -> bool,
+    ) -> Option<LossSum> {
         assert_eq!(grad.len(), self.params.len(), "one value per parameter");
         let mut sum = LossSum::default();
         for samples in samples.chunks(self.tile) {
-            sum += self.forward(data, samples);
-            self.backward(grad);
+            sum += self.forward(data, samples, wanted)?;
+            self.backward(grad, wanted)?;
         }
-        sum
+        Some(sum)
     }
 
     fn evaluate(&mut self, data: &Dataset) -> Evaluation {
         let all: Vec<u32> = (0..data.len() as u32).collect();
         let mut sum = LossSum::default();
         for samples in all.chunks(self.tile) {
-            sum += self.forward(data, samples);
+            sum += self.forward(data, samples, &|| true).expect("it is wanted");
         }
         sum.mean()
     }

@@ -33,12 +33,19 @@ impl Model for Synthetic {
         assert!(at + params.len() <= self.tensors[0].len(), "one value per parameter");
     }
 
-    fn gradient(&mut self, _data: &Dataset, samples: &[u32], grad: &mut [f32]) -> LossSum {
+    fn gradient_while(
+        &mut self,
+        _data: &Dataset,
+        samples: &[u32],
+        grad: &mut [f32],
+        wanted: &dyn Fn() -> bool,
+    ) -> Option<LossSum> {
+        wanted().then_some(())?;
         assert_eq!(grad.len(), self.tensors[0].len(), "one value per parameter");
         if grad.first() != Some(&GRADIENT) || grad.last() != Some(&GRADIENT) {
             grad.fill(GRADIENT);
         }
-        LossSum { loss: 0.0, correct: 0, samples: samples.len() as u32 }
+        Some(LossSum { loss: 0.0, correct: 0, samples: samples.len() as u32 })
     }
 
     fn evaluate(&mut self, _data: &Dataset) -> Evaluation {

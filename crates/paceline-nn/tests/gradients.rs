@@ -232,3 +232,26 @@ fn convolutions_take_other_sizes_and_refuse_what_is_too_small() {
         }
     }
 }
+
+#[test]
+fn what_is_no_longer_wanted_is_given_up_between_layers() {
+    let data = data();
+    for spec in MODELS {
+        let (mut model, _) = model(spec, &data);
+        let samples: Vec<u32> = (0..80).collect();
+        let (sum, whole) = gradient(&mut *model, &data, &samples);
+        let asked = std::cell::Cell::new(0);
+        let mut while_asked = |times: u32| {
+            asked.set(0);
+            let wanted = || asked.replace(asked.get() + 1) < times;
+            let mut grad = vec![0.0; whole.len()];
+            let sum = model.gradient_while(&data, &samples, &mut grad, &wanted);
+            sum.map(|sum| (sum, grad))
+        };
+        assert_eq!(while_asked(u32::MAX), Some((sum, whole.clone())), "{spec}");
+        let often = asked.get();
+        assert!(often >= 4, "{spec} asked {often} times");
+        assert_eq!(while_asked(often - 1), None, "{spec}");
+        assert_eq!(asked.get(), often, "{spec} went on");
+    }
+}

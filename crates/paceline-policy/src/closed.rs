@@ -77,7 +77,8 @@ impl ClosedRound {
                 true => scene.arrived.push(Arrived { worker, run_time, weight }),
                 false => {
                     let done = self.done(place, elapsed);
-                    scene.silent.push(Silent { worker, elapsed, load: 1.0, weight, done });
+                    let whole = self.whole[place].filter(|_| done > 0);
+                    scene.silent.push(Silent { worker, elapsed, load: 1.0, weight, done, whole });
                 }
             }
         }

@@ -41,6 +41,8 @@ pub struct Silent {
     pub weight: f64,
     /// Micro-batches it has finished, where they count.
     pub done: u32,
+    /// Seconds that a whole portion takes it by the pace of those, while it keeps that pace.
+    pub whole: Option<f64>,
 }
 
 impl Scene {
@@ -54,12 +56,17 @@ impl Scene {
         });
         let silent = view.outstanding().map(|(worker, work)| {
             let load = view.load(f64::from(work.samples));
+            let elapsed = view.now.since(work.started).as_secs_f64() / load;
+            let done = if view.partial > 1 { work.done.min(view.partial) } else { 0 };
+            let took = work.done_at.since(work.started).as_secs_f64() / load;
+            let whole = took * f64::from(view.partial) / f64::from(done);
             Silent {
                 worker,
-                elapsed: view.now.since(work.started).as_secs_f64() / load,
+                elapsed,
                 load,
                 weight: f64::from(work.samples),
-                done: if view.partial > 1 { work.done.min(view.partial) } else { 0 },
+                done,
+                whole: Some(whole).filter(|whole| keeps_pace(elapsed, *whole, done, view.partial)),
             }
         });
         Scene {
@@ -115,6 +122,15 @@ pub(crate) fn with_pace(record: &RoundRecord<'_>, partial: u32) -> Vec<(WorkerId
 /// on average half of one under way, about `until`·m/(j + ½).
 pub(crate) fn pace(until: Duration, share: f64, partial: u32) -> Duration {
     until.div_f64((share + 0.5 / f64::from(partial.max(1))).min(1.0))
+}
+
+/// News of a micro-batch may be late by this share of one.
+const SLACK: f64 = 0.1;
+
+/// Whether somebody with `done` of `partial` micro-batches may still have the pace by which all take
+/// `whole` seconds.
+fn keeps_pace(elapsed: f64, whole: f64, done: u32, partial: u32) -> bool {
+    done > 0 && elapsed <= whole * (f64::from(done) + 1.0 + SLACK) / f64::from(partial)
 }
 
 /// Observed run-times of a closed round in order, then the censored ones.

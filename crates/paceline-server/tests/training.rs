@@ -242,3 +242,40 @@ fn a_panic_in_evaluation_ends_the_run_with_its_message() {
     assert!(why.contains("failed to measure v10: it panicked: the judge is out"), "{why}");
     worker.join().unwrap().unwrap();
 }
+
+/// Computes for as long as it is wanted.
+struct Endless;
+
+impl paceline_worker::Compute for Endless {
+    fn load(&mut self, _: usize, _: &[f32]) {}
+
+    fn gradient(&mut self, _: &[u32], _: &mut [f32]) -> f64 {
+        unreachable!("it asks whether it is wanted")
+    }
+
+    fn gradient_while(
+        &mut self,
+        _: &[u32],
+        _: &mut [f32],
+        wanted: &dyn Fn() -> bool,
+    ) -> Option<f64> {
+        while wanted() {
+            std::thread::sleep(std::time::Duration::from_micros(100));
+        }
+        None
+    }
+}
+
+#[test]
+fn a_straggler_stops_in_the_middle_of_a_micro_batch() {
+    let mut config = config(2);
+    config.policy = "static:1".parse().unwrap();
+    config.micro_batches = 1;
+    config.limits.rounds = Some(20);
+    let server = Server::start(config, start());
+    let (works, never_done) = (server.worker(0), server.worker_with(1, "", || Box::new(Endless)));
+    assert!(server.join().0.unwrap().ledger.balanced);
+    works.join().unwrap().unwrap();
+    let tally = never_done.join().unwrap().unwrap();
+    assert!(tally.aborted > 1 && tally.finished == 0, "{tally:?}");
+}

@@ -8,7 +8,7 @@
 //!
 //! A worker's round is pull, compute and push in one: its run-time. Between a close and the next
 //! opening passes a stated overhead. A worker that is cut pushes what it has finished at once, and
-//! completes the micro-batch it is at before it begins with the next round, as a real one does.
+//! completes the layer it is at before it begins with the next round, as a real one does.
 
 mod bias;
 mod scenario;

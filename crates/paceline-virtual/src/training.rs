@@ -431,13 +431,13 @@ impl<'a> Training<'a> {
     }
 
     /// A straggler hears of the cut: it pushes what it has finished, or gives up. It is free when the
-    /// micro-batch it is at is done.
+    /// step it is at is done.
     fn stop(&mut self, worker: WorkerId) {
         let slot = &mut self.workers[worker.0 as usize];
         let Some(task) = slot.task.take() else { return };
         // It may still be at what it was cut in before.
         if task.began < self.now {
-            slot.free_at = task.end(task.done + 1);
+            slot.free_at = task.stops(self.now);
             slot.busy += slot.free_at.since(task.began).as_secs_f64();
         }
         let salvages = self.config.straggler == Straggler::Salvage;

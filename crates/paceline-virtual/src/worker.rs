@@ -8,7 +8,7 @@ use paceline_core::{Portion, Time, Version};
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Worker {
     pub(crate) task: Option<Task>,
-    /// It completes the micro-batch it was cut in.
+    /// It completes the step it was cut in.
     pub(crate) free_at: Time,
     /// Seconds spent computing, whatever became of it.
     pub(crate) busy: f64,
@@ -28,9 +28,49 @@ pub(crate) struct Task {
     pub(crate) done: u32,
 }
 
+/// Steps of a micro-batch, between which a worker hears that it was cut. Layers differ; on average a
+/// native network has got so far as if there were so many alike: half a step is a twelfth of a
+/// micro-batch (measured: 0.07 for two images through the CNN, 0.09 for eight, 0.09 through the residual
+/// network).
+const STEPS: f64 = 6.0;
+
 impl Task {
     /// When so many of its micro-batches are done.
     pub(crate) fn end(&self, part: u32) -> Time {
         self.began + Time::span(self.ends[part as usize - 1])
+    }
+
+    /// When a worker that is cut now stops.
+    pub(crate) fn stops(&self, now: Time) -> Time {
+        let from = if self.done == 0 { self.began } else { self.end(self.done) };
+        let step = self.end(self.done + 1).since(from).as_secs_f64() / STEPS;
+        let steps = (now.since(from).as_secs_f64() / step).ceil().min(STEPS);
+        (from + Time::span(steps * step)).max(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_core::SampleRange;
+
+    use super::*;
+
+    #[test]
+    fn who_is_cut_completes_its_step() {
+        let at = |seconds: f64| Time::ZERO + Time::span(seconds);
+        let task = Task {
+            base: Version(0),
+            portion: Portion::new(SampleRange { epoch: 0, start: 0, end: 4 }),
+            params: Arc::default(),
+            began: at(1.0),
+            ends: vec![6.0, 12.0],
+            done: 1,
+        };
+        // Its second micro-batch is from 7 to 13, a step a second.
+        for (cut, stops) in [(7.0, 7.0), (7.5, 8.0), (12.1, 13.0)] {
+            assert_eq!(task.stops(at(cut)), at(stops));
+        }
+        let first = Task { done: 0, ..task };
+        assert_eq!(first.stops(at(2.5)), at(3.0));
     }
 }

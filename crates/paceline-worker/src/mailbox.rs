@@ -106,6 +106,13 @@ impl Mailbox {
         self.lock().is_cut(base)
     }
 
+    /// Lets time pass, but no longer than until `base` is cut; says whether all of it passed.
+    pub(crate) fn rest(&self, base: Version, time: Duration) -> bool {
+        let wanted = |state: &mut State| !state.is_cut(base);
+        let rested = self.changed.wait_timeout_while(self.lock(), time, wanted);
+        rested.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
     /// Whether what was computed from `base` is of no use any more.
     pub(crate) fn is_over(&self, base: Version, until: Until) -> bool {
         self.lock().is_over(base, until)
@@ -210,6 +217,17 @@ mod tests {
         assert!(mailbox.is_over(Version(4), Until::Close));
         mailbox.deliver(me, ToWorker::Stop("done".to_owned()));
         assert_eq!(mailbox.next(), Next::Stop(Ok("done".to_owned())));
+    }
+
+    #[test]
+    fn a_rest_ends_with_the_round() {
+        let mailbox = Mailbox::default();
+        assert!(mailbox.rest(Version(0), Duration::from_millis(1)), "nothing happens");
+        std::thread::scope(|scope| {
+            let rests = scope.spawn(|| mailbox.rest(Version(0), Duration::from_secs(60)));
+            mailbox.deliver(WorkerId(0), ToWorker::Cut { base: Version(0) });
+            assert!(!rests.join().unwrap());
+        });
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use std::{
     fmt,
     str::FromStr,
-    thread,
     time::{Duration, Instant},
 };
 
@@ -169,20 +168,30 @@ pub(crate) struct Pace {
 const TIMER: Duration = Duration::from_millis(2);
 
 impl Pace {
-    /// Does a `share` of a round's work, and lets as much time pass as it should have taken.
-    pub(crate) fn micro_batch(&mut self, share: f64, work: impl FnOnce()) {
+    /// Does a `share` of a round's work, and lets as much time pass as it should have taken. `rest`
+    /// lets time pass and says whether all of it did. `None` if the work was given up before its time
+    /// had passed.
+    pub(crate) fn micro_batch<T>(
+        &mut self,
+        share: f64,
+        work: impl FnOnce() -> Option<T>,
+        rest: impl FnOnce(Duration) -> bool,
+    ) -> Option<T> {
         let began = Instant::now();
-        work();
+        let done = work();
         if self.kill {
             let _ = kill_process(getpid(), Signal::KILL);
         }
         let natural = self.nominal.map_or_else(|| began.elapsed(), |round| round.mul_f64(share));
         let due = natural.mul_f64(self.factor).saturating_sub(self.overslept);
         self.overslept = Duration::ZERO;
-        if let Some(rest) = due.checked_sub(began.elapsed()) {
-            thread::sleep(rest);
+        if let Some(left) = due.checked_sub(began.elapsed()).filter(|_| done.is_some()) {
+            if !rest(left) {
+                return None;
+            }
             self.overslept = began.elapsed().saturating_sub(due).min(TIMER);
         }
+        done
     }
 }
 

@@ -32,6 +32,18 @@ pub trait Compute {
     /// of the loss.
     fn gradient(&mut self, samples: &[u32], gradient: &mut [f32]) -> f64;
 
+    /// The same for as long as it is `wanted`; `None` if it was given up, and `gradient` then holds
+    /// nothing of value. Whoever asks often, layer by layer, is free for the next round at once
+    /// when this one is cut.
+    fn gradient_while(
+        &mut self,
+        samples: &[u32],
+        gradient: &mut [f32],
+        wanted: &dyn Fn() -> bool,
+    ) -> Option<f64> {
+        wanted().then(|| self.gradient(samples, gradient))
+    }
+
     /// What every sample costs, in any unit, if they are not alike: its length, for example.
     fn costs(&self) -> Option<Arc<[f32]>> {
         None
@@ -124,23 +136,20 @@ impl Bench<'_> {
         let mut pace = self.slowness.round(*base);
         let mut said = Instant::now();
         for part in 0..self.micro_batches {
-            if self.mailbox.is_cut(*base) {
-                return Ok(());
-            }
             let micro = micro_batch(&samples, part, self.micro_batches);
             if part == 0 || self.outbox.salvages() {
                 self.compute.clear(&mut self.gradient);
             }
-            let mut loss = 0.0;
             let share = match &self.costs {
                 Some(costs) => costs.share(micro),
                 None => micro.len() as f64 / f64::from(self.batch.max(1)),
             };
-            pace.micro_batch(share, || {
-                loss = self.compute.gradient(micro, &mut self.gradient);
-            });
-            if !self.outbox.add(loss, &mut self.gradient) {
-                return Ok(());
+            let wanted = || !self.mailbox.is_cut(*base);
+            let work = || self.compute.gradient_while(micro, &mut self.gradient, &wanted);
+            let rest = |time| self.mailbox.rest(*base, time);
+            match pace.micro_batch(share, work, rest) {
+                Some(loss) if self.outbox.add(loss, &mut self.gradient) => {}
+                _ => return Ok(()),
             }
             if part + 1 < self.micro_batches && said.elapsed() >= NEWS {
                 said = Instant::now();

@@ -122,6 +122,16 @@ impl Compute for WorkerSide {
         self.model.gradient(&self.data, samples, gradient).loss
     }
 
+    fn gradient_while(
+        &mut self,
+        samples: &[u32],
+        gradient: &mut [f32],
+        wanted: &dyn Fn() -> bool,
+    ) -> Option<f64> {
+        let sum = self.model.gradient_while(&self.data, samples, gradient, wanted)?;
+        Some(sum.loss)
+    }
+
     fn costs(&self) -> Option<Arc<[f32]>> {
         self.costs.clone()
     }

@@ -29,8 +29,8 @@ const COSTS: Study = Study {
 };
 
 pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
-    let rows = compare(paceline, &HOMES)?;
-    let accuracy = |policy: &str| of(&rows, policy).map_or(f64::NAN, |row| row.points());
+    let homes = compare(paceline, &HOMES)?;
+    let accuracy = |policy: &str| of(&homes, policy).map_or(f64::NAN, |row| row.points());
     let full = accuracy("full");
     let dropped = full - accuracy("static:6/impatient/abort");
     let note = "points of accuracy that dropping two slow workers with classes of their own loses";
@@ -42,21 +42,21 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     report.at_least("homes_restored_by_reweighing", restored("static:6/reweigh/abort"), 0.5, note);
     let note = "share of it that salvage restores, under auto with patience";
     report.tell("homes_restored_by_salvage", restored("auto"), note);
-    report.section(table(HOMES.name, &rows));
+    report.section(table(HOMES.name, &homes));
 
-    let rows = compare(paceline, &COSTS)?;
-    let seconds = |policy: &str| of(&rows, policy).and_then(Row::seconds).unwrap_or(f64::NAN);
+    let costs = compare(paceline, &COSTS)?;
+    let seconds = |policy: &str| of(&costs, policy).and_then(Row::seconds).unwrap_or(f64::NAN);
     let note = "time to target of full sync with shuffled batches over balanced ones";
     let balanced = seconds("full/unbalanced") / seconds("full");
     report.at_least("costs_balanced_over_shuffled", balanced, 1.0, note);
     for policy in ["auto/unbalanced", "auto"] {
-        let bias = of(&rows, policy).and_then(|row| row.cost_bias).unwrap_or(f64::NAN);
+        let bias = of(&costs, policy).and_then(|row| row.cost_bias).unwrap_or(f64::NAN);
         let note = "cost of what is in an update over what was handed out for it, less 1; salvage";
         report.tell(&format!("costs_bias_{}", policy.replace('/', "_")), bias, note);
     }
-    let balanced = rows.iter().all(|row| row.ledger_balanced);
+    let balanced = homes.iter().chain(&costs).all(|row| row.ledger_balanced);
     report.must("data_balanced", balanced, "the ledger of every run");
-    report.section(table(COSTS.name, &rows));
+    report.section(table(COSTS.name, &costs));
     Ok(())
 }
 

@@ -9,7 +9,9 @@
 //! arrivals, so the true value of going on is at least that of either.
 //!
 //! With salvage, finished micro-batches count at the cut: j of m are done by t if the whole takes
-//! at most t·m/j, so the expected share done is the mean of pᵢ(t·m/j) over j.
+//! at most t·m/j, so the expected share done is the mean of pᵢ(t·m/j) over j. Who has finished one has
+//! shown its pace: while it keeps it, it is foretold when the next ones are done, and those moments are
+//! weighed as well.
 
 use crate::{
     objective::Gain,
@@ -21,6 +23,11 @@ const GRID: usize = 20;
 const FIRST: f64 = 1e-3;
 /// The most silent workers that are summed over; of more, every k-th.
 const SAMPLE: usize = 48;
+/// The most foretold moments that are weighed: the next ones.
+const FORETOLD: usize = 24;
+
+/// What is foretold for a moment is there at it, whatever the last digit says.
+const NEARLY: f64 = 1.0 - 1e-9;
 
 /// A further wait.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,15 +50,18 @@ pub(crate) fn best_plan(predictor: &dyn Predictor, gain: &Gain, scene: &Scene, r
     let gained = scene.gained();
     let worth = |weight: f64| gain.of(gained + weight) - gain.of(gained);
     let one = worth(total / count.max(1) as f64);
-    let waits = grid(worth(total) / rate);
+    let waits = moments(worth(total) / rate, &silent, scene.partial);
     let arrives = Arrives::of(predictor, &silent, &waits);
     let done_now: f64 = silent.iter().map(|s| s.weight * scene.share_done(s)).sum();
 
     let mut best = Plan { value: 0.0, wait: 0.0, arrivals: 0.0 };
     let (mut before, mut some_left, mut none_in) = (0.0, 1.0, 1.0);
+    // Those foretold come at a moment, not on the way to it.
+    let mut foretold_before = if silent.iter().any(|s| s.whole.is_some()) { 0.0 } else { 1.0 };
     let (mut until_all, mut until_first) = (0.0, 0.0);
     for (g, &wait) in waits.iter().enumerate() {
         let (mut weight, mut arrivals, mut all, mut none) = (0.0, 0.0, 1.0, 1.0);
+        let mut foretold = 1.0;
         for (i, s) in silent.iter().enumerate() {
             let p = arrives.by(i, g);
             weight += s.weight
@@ -60,15 +70,16 @@ pub(crate) fn best_plan(predictor: &dyn Predictor, gain: &Gain, scene: &Scene, r
                     m => share_done(predictor, s, wait, m),
                 };
             arrivals += p;
-            all *= p;
+            *(if s.whole.is_some() { &mut foretold } else { &mut all }) *= p;
             none *= 1.0 - p;
         }
         if stride > 1 {
             (all, none) = (all.powf(times), none.powf(times));
         }
-        until_all += 0.5 * (some_left + (1.0 - all)) * (wait - before);
+        until_all += 0.5 * (some_left + (1.0 - all * foretold_before)) * (wait - before);
         until_first += 0.5 * (none_in + none) * (wait - before);
-        (before, some_left, none_in) = (wait, 1.0 - all, none);
+        (before, some_left, none_in) = (wait, 1.0 - all * foretold, none);
+        foretold_before = foretold;
         let to_moment = worth(times * (weight - done_now)) - rate * until_all;
         let to_first = match scene.partial {
             0 | 1 => one * (1.0 - none) - rate * until_first,
@@ -84,27 +95,45 @@ pub(crate) fn best_plan(predictor: &dyn Predictor, gain: &Gain, scene: &Scene, r
     best
 }
 
-/// Moments from now up to the last that could pay, closer together at first.
-fn grid(last: f64) -> [f64; GRID] {
+/// Moments from now up to the last that could pay, closer together at first, and those at which the
+/// next micro-batches are foretold.
+fn moments(last: f64, silent: &[Silent], m: u32) -> Vec<f64> {
+    let next = |s: &Silent| {
+        let Silent { elapsed, load, done, whole, .. } = *s;
+        let end = move |j| (whole.unwrap_or(0.0) * f64::from(j) / f64::from(m) - elapsed) * load;
+        whole.map(|_| (done + 1..=m).map(end)).into_iter().flatten()
+    };
+    let mut waits: Vec<f64> = silent.iter().flat_map(next).collect();
+    waits.retain(|wait| (FIRST * last..last).contains(wait));
+    if waits.len() > FORETOLD {
+        waits.select_nth_unstable_by(FORETOLD, f64::total_cmp);
+        waits.truncate(FORETOLD);
+    }
     let ratio = (1.0 / FIRST).powf(1.0 / (GRID - 1) as f64);
-    let mut wait = FIRST * last;
-    [(); GRID].map(|()| {
-        let this = wait;
-        wait *= ratio;
-        this
-    })
+    waits.extend((0..GRID).map(|g| FIRST * last * ratio.powi(g as i32)));
+    waits.sort_unstable_by(f64::total_cmp);
+    waits
 }
 
 /// The chances that the silent arrive by each of the moments.
-struct Arrives(Vec<[f64; GRID]>);
+struct Arrives {
+    chances: Vec<f64>,
+    moments: usize,
+}
 
 impl Arrives {
-    fn of(predictor: &dyn Predictor, silent: &[Silent], waits: &[f64; GRID]) -> Arrives {
+    fn of(predictor: &dyn Predictor, silent: &[Silent], waits: &[f64]) -> Arrives {
         // Those who began together, usually all, have the same moments.
         let mut of = (f64::NAN, f64::NAN);
-        let mut moments = [0.0; GRID + 1];
-        let mut survival = [0.0; GRID + 1];
-        let chances = silent.iter().map(|s| {
+        let mut moments = vec![0.0; waits.len() + 1];
+        let mut survival = vec![0.0; waits.len() + 1];
+        let mut chances = Vec::with_capacity(silent.len() * waits.len());
+        for s in silent {
+            if let Some(whole) = s.whole {
+                let comes = |wait: &f64| f64::from(s.elapsed + wait / s.load >= whole * NEARLY);
+                chances.extend(waits.iter().map(comes));
+                continue;
+            }
             if (s.elapsed, s.load) != of {
                 of = (s.elapsed, s.load);
                 moments[0] = s.elapsed.max(1e-9).ln();
@@ -113,16 +142,13 @@ impl Arrives {
             }
             predictor.survivals(s.worker, &moments, &mut survival);
             let now = survival[0].max(1e-12);
-            let mut chances = [0.0; GRID];
-            let later = chances.iter_mut().zip(&survival[1..]);
-            later.for_each(|(p, later)| *p = (1.0 - later / now).clamp(0.0, 1.0));
-            chances
-        });
-        Arrives(chances.collect())
+            chances.extend(survival[1..].iter().map(|later| (1.0 - later / now).clamp(0.0, 1.0)));
+        }
+        Arrives { chances, moments: waits.len() }
     }
 
     fn by(&self, silent: usize, moment: usize) -> f64 {
-        self.0[silent][moment]
+        self.chances[silent * self.moments + moment]
     }
 }
 
@@ -132,6 +158,10 @@ impl Arrives {
 /// prediction says where in between.
 fn share_done(predictor: &dyn Predictor, s: &Silent, wait: f64, m: u32) -> f64 {
     let (done, all) = (f64::from(s.done), f64::from(m));
+    if let Some(whole) = s.whole {
+        let by_then = ((s.elapsed + wait / s.load) * all / (whole * NEARLY)).floor();
+        return by_then.clamp(done, all) / all;
+    }
     let survival = |x: f64| predictor.survival(s.worker, x.max(1e-9).ln());
     let least = s.elapsed * all / (done + 1.0);
     let most = if s.done == 0 { f64::INFINITY } else { s.elapsed * all / done };
@@ -157,4 +187,48 @@ fn share_done(predictor: &dyn Predictor, s: &Silent, wait: f64, m: u32) -> f64 {
 /// samples there are, could not make the round as good as the run's rate.
 pub(crate) fn break_even(gain: &Gain, all: f64, rate: f64, overhead: f64) -> f64 {
     gain.of(all) / rate - overhead
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_core::WorkerId;
+
+    use super::*;
+    use crate::{objective::Objective, predict::Empirical, scene::Arrived};
+
+    /// One has come after 2 s; the other has done 3 of 4 micro-batches, and a whole takes it so long.
+    fn scene(whole: Option<f64>) -> Scene {
+        let (weight, elapsed) = (8.0, 2.0);
+        let silent = Silent { worker: WorkerId(1), elapsed, load: 1.0, weight, done: 3, whole };
+        Scene {
+            elapsed,
+            arrived: vec![Arrived { worker: WorkerId(0), run_time: 2.0, weight }],
+            silent: vec![silent],
+            partial: 4,
+        }
+    }
+
+    #[test]
+    fn whoever_keeps_its_pace_is_waited_for_exactly() {
+        let plan = |whole, rate| {
+            let gain = Gain::new(Objective::Samples);
+            best_plan(&Empirical::default(), &gain, &scene(Some(whole)), rate)
+        };
+        let due = plan(2.25, 6.0);
+        assert!((due.wait - 0.25).abs() < 1e-6, "{due:?}");
+        assert!((due.value - (2.0 - 6.0 * 0.25)).abs() < 0.05, "{due:?}");
+        assert_eq!(due.arrivals, 1.0);
+        // Its last quarter is worth 2 samples, and in 0.4 s the run makes more.
+        assert_eq!(plan(2.4, 6.0).value, 0.0);
+    }
+
+    #[test]
+    fn moments_are_those_of_a_grid_and_those_foretold() {
+        let silent = scene(Some(2.25)).silent;
+        let waits = moments(4.0, &silent, 4);
+        assert!(waits.is_sorted() && waits.len() == GRID + 1);
+        assert!(waits.iter().any(|wait| (wait - 0.25).abs() < 1e-12));
+        assert!((waits[GRID] - 4.0).abs() < 1e-9);
+        assert_eq!(moments(4.0, &scene(None).silent, 4).len(), GRID);
+    }
 }

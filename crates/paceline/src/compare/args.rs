@@ -75,7 +75,7 @@ pub(crate) struct CompareArgs {
     pub(super) overhead: f64,
     /// Study backup workers (Q21): of N + b machines the first N, N + 1, … or all count; says which
     /// numbers it would take and why
-    #[arg(long, value_name = "N,b", value_parser = sweep)]
+    #[arg(long, value_name = "N,b", value_parser = sweep, conflicts_with_all = ["policies", "workers"])]
     pub(super) sweep: Option<(u32, u32)>,
     /// Live: real processes on this machine, workers padded to this long a round
     #[arg(long, value_name = "TIME")]
@@ -83,7 +83,7 @@ pub(crate) struct CompareArgs {
     /// Folder for results; what is in it already is not run again
     #[arg(long, value_name = "DIR", default_value = "compare")]
     pub(super) out: PathBuf,
-    /// Print one JSON object a policy and scenario
+    /// Print one JSON object a policy and scenario, and of a sweep one a choice
     #[arg(long)]
     pub(super) json: bool,
 }

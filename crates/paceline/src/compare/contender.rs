@@ -26,7 +26,7 @@ pub(super) struct Contender {
 }
 
 /// Shares that a sweep for the best fixed count tries.
-pub(super) const SHARES: [f64; 5] = [0.5, 0.7, 0.8, 0.9, 0.95];
+pub(super) const SHARES: [f64; 7] = [0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95];
 
 impl Contender {
     fn of(policy: PolicySpec) -> Contender {

@@ -69,6 +69,7 @@ pub(crate) fn run(mut args: CompareArgs) -> Result<ExitCode> {
         for row in &rows {
             println!("{}", serde_json::to_string(row)?);
         }
+        notes.iter().for_each(|note| println!("{}", serde_json::json!({ "choice": note })));
     } else {
         print!("{}", summary::text(&rows, args.target()));
         notes.iter().for_each(|note| println!("\n{note}"));

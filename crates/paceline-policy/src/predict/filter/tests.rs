@@ -87,9 +87,14 @@ fn ranks_of_the_silent(filter: &mut Filter, times: &[f64]) -> Vec<f64> {
         let worker = WorkerId(worker as u32);
         match run_time <= now {
             true => scene.arrived.push(Arrived { worker, run_time, weight: 1.0 }),
-            false => {
-                scene.silent.push(Silent { worker, elapsed: now, load: 1.0, weight: 1.0, done: 0 })
-            }
+            false => scene.silent.push(Silent {
+                worker,
+                elapsed: now,
+                load: 1.0,
+                weight: 1.0,
+                done: 0,
+                whole: None,
+            }),
         }
     }
     filter.look(&scene);
