@@ -117,17 +117,22 @@ impl Run {
 
     /// Time from each round's start to its update, without the first `skip` rounds.
     pub(crate) fn round_times(&self, skip: usize) -> Vec<Duration> {
-        let mut started = None;
-        let mut times = Vec::new();
-        for event in &self.events {
-            match event.kind {
-                EventKind::RoundStarted { .. } => started = Some(event.at),
-                EventKind::Updated { .. } => {
-                    times.extend(started.take().map(|at| event.at.since(at)));
-                }
-                _ => {}
-            }
-        }
-        times.split_off(skip.min(times.len()))
+        round_times(&self.events, skip)
     }
+}
+
+/// Time from each round's start to its update, without the first `skip` rounds.
+pub(crate) fn round_times(events: &[Event], skip: usize) -> Vec<Duration> {
+    let mut started = None;
+    let mut times = Vec::new();
+    for event in events {
+        match event.kind {
+            EventKind::RoundStarted { .. } => started = Some(event.at),
+            EventKind::Updated { .. } => {
+                times.extend(started.take().map(|at| event.at.since(at)));
+            }
+            _ => {}
+        }
+    }
+    times.split_off(skip.min(times.len()))
 }

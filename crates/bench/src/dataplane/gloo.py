@@ -1,4 +1,7 @@
-"""All-reduce by PyTorch's Gloo: RANKS ELEMENTS REPEATS; a line of [start, end] times for each rank."""
+"""All-reduce by PyTorch's Gloo: RANKS ELEMENTS REPEATS; a line of [start, end] times for each rank.
+
+With two words more, RANK and ADDRESS, it is one rank of several that meet there by TCP.
+"""
 
 import json
 import os
@@ -11,9 +14,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def rank(me, ranks, elements, repeats, store):
+def rank(me, ranks, elements, repeats, meeting):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=me, world_size=ranks)
+    dist.init_process_group("gloo", init_method=meeting, rank=me, world_size=ranks)
     tensor = torch.empty(elements)
     times = []
     for _ in range(repeats):
@@ -29,7 +32,12 @@ def rank(me, ranks, elements, repeats, store):
 
 
 if __name__ == "__main__":
-    ranks, elements, repeats = map(int, sys.argv[1:])
+    ranks, elements, repeats = map(int, sys.argv[1:4])
+    if len(sys.argv) > 4:
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+        rank(int(sys.argv[4]), ranks, elements, repeats, f"tcp://{sys.argv[5]}")
+        sys.exit()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank, (ranks, elements, repeats, os.path.join(folder, "store")), nprocs=ranks)
+        meeting = "file://" + os.path.join(folder, "store")
+        mp.spawn(rank, (ranks, elements, repeats, meeting), nprocs=ranks)

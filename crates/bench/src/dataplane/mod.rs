@@ -3,6 +3,7 @@
 mod blocks;
 mod exchange;
 mod fold;
+mod hosts;
 mod incast;
 mod peers;
 mod scaling;
@@ -18,9 +19,10 @@ use crate::{paceline::Paceline, report::Report, stats::median};
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     let paceline = Paceline::build()?;
     type Part = fn(&Paceline, &mut Report) -> Result<()>;
-    let parts: [(&str, Part); 6] = [
+    let parts: [(&str, Part); 7] = [
         ("fold", fold::run),
         ("exchange", exchange::run),
+        ("hosts", hosts::run),
         ("blocks", blocks::run),
         ("weak", weak::run),
         ("incast", incast::run),

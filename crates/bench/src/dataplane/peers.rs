@@ -30,15 +30,17 @@ pub(super) struct Peer {
 }
 
 impl Peer {
+    pub(super) const GLOO: Peer = Peer {
+        name: "gloo",
+        script: include_str!("gloo.py"),
+        python: "python3",
+        packages: "numpy torch",
+        module: "torch.distributed",
+        launcher: None,
+    };
+
     pub(super) const ALL: [Peer; 3] = [
-        Peer {
-            name: "gloo",
-            script: include_str!("gloo.py"),
-            python: "python3",
-            packages: "numpy torch",
-            module: "torch.distributed",
-            launcher: None,
-        },
+        Peer::GLOO,
         Peer {
             name: "openmpi",
             script: include_str!("openmpi.py"),
@@ -92,25 +94,61 @@ impl Peer {
     /// Seconds of one all-reduce, in the middle: from the moment that all have their tensor to the
     /// moment that all hold the sum.
     pub(super) fn seconds(&self, ranks: usize, elements: usize, repeats: usize) -> Result<f64> {
-        let script = self.home().join("all_reduce.py");
-        fs::write(&script, self.script)?;
         let mut command = Command::new("timeout");
         command.arg(PATIENCE);
         if let Some((launcher, _)) = self.launcher {
             command.args([launcher, "--allow-run-as-root", "--oversubscribe", "-n"]);
             command.arg(ranks.to_string());
         }
-        command.arg(self.interpreter()).arg(script);
+        command.arg(self.interpreter()).arg(self.all_reduce()?);
         if self.launcher.is_none() {
             command.arg(ranks.to_string());
         }
-        command.args([elements, repeats].map(|number| number.to_string())).stdin(Stdio::null());
-        let Output { status, stdout, stderr } = command.output()?;
-        let said = String::from_utf8_lossy(&stderr);
-        ensure!(status.success(), "{} with {ranks} ranks failed: {said}", self.name);
-        let times: Result<Vec<Vec<[f64; 2]>>, _> =
-            String::from_utf8_lossy(&stdout).lines().map(serde_json::from_str).collect();
-        let times = times.with_context(|| format!("failed to read what {} printed", self.name))?;
+        command.args([elements, repeats].map(|number| number.to_string()));
+        self.measure(vec![command], ranks, repeats)
+    }
+
+    /// The same by ranks that are started one by one, and find each other at `meeting`.
+    pub(super) fn seconds_apart(
+        &self,
+        (elements, repeats): (usize, usize),
+        ranks: usize,
+        meeting: &str,
+        on: impl Fn(usize, &Command) -> Command,
+    ) -> Result<f64> {
+        let script = self.all_reduce()?;
+        let start = |rank: usize| {
+            let mut command = Command::new("timeout");
+            command.arg(PATIENCE).arg(self.interpreter()).arg(&script);
+            command.args([ranks, elements, repeats, rank].map(|number| number.to_string()));
+            on(rank, command.arg(meeting))
+        };
+        self.measure((0..ranks).map(start).collect(), ranks, repeats)
+    }
+
+    fn all_reduce(&self) -> Result<PathBuf> {
+        let script = self.home().join("all_reduce.py");
+        fs::write(&script, self.script)?;
+        Ok(script)
+    }
+
+    fn measure(&self, commands: Vec<Command>, ranks: usize, repeats: usize) -> Result<f64> {
+        let mut all = Vec::new();
+        for mut command in commands {
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            all.push(command.spawn()?);
+        }
+        let mut times: Vec<Vec<[f64; 2]>> = Vec::new();
+        for child in all {
+            let Output { status, stdout, stderr } = child.wait_with_output()?;
+            let said = String::from_utf8_lossy(&stderr);
+            ensure!(status.success(), "{} with {ranks} ranks failed: {said}", self.name);
+            for line in String::from_utf8_lossy(&stdout).lines() {
+                let times_of_rank = serde_json::from_str(line)
+                    .with_context(|| format!("failed to read what {} printed", self.name))?;
+                times.push(times_of_rank);
+            }
+        }
         ensure!(
             times.len() == ranks && times.iter().all(|rank| rank.len() == repeats),
             "{} ranks of {} answered, {ranks} were started",

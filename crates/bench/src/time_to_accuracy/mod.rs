@@ -25,13 +25,13 @@ struct Study {
 /// The same for all: three learning rates tried for every policy and scenario.
 const COMMON: &str = "--tune 3 --micro-batches 8";
 const SEEDS: u32 = 5;
-const EMBEDDED_64: &str = "--workers 64 --batch 8 --lr 0.015 --evaluations 4 --epochs 10 \
+const EMBEDDED_64: &str = "--workers 64 --batch 8 --lr 0.03 --evaluations 4 --epochs 10 \
                            --target-accuracy 0.8";
-const MNIST_64: &str = "--data ../shared/datasets/mnist --workers 64 --batch 8 --lr 0.03 \
+const MNIST_64: &str = "--data ../shared/datasets/mnist --workers 64 --batch 8 --lr 0.06 \
                         --evaluations 20 --epochs 2 --target-accuracy 0.93";
 const EMBEDDED_8: &str = "--workers 8 --batch 16 --lr 0.02 --evaluations 4 --epochs 10 \
                           --target-accuracy 0.8";
-const MNIST_8: &str = "--data ../shared/datasets/mnist --workers 8 --batch 16 --lr 0.02 \
+const MNIST_8: &str = "--data ../shared/datasets/mnist --workers 8 --batch 16 --lr 0.04 \
                        --evaluations 20 --epochs 2 --target-accuracy 0.93";
 const POLICIES_64: &str = "full,static:0.9,best-static,bdsgd,auto,auto/progress,async,stale:64";
 const POLICIES_8: &str = "full,static:0.9,best-static,bdsgd,auto,auto/progress,async,stale:8";
