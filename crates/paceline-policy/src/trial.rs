@@ -6,10 +6,18 @@
 //! now and then all are waited for in several rounds on end, and the rates are compared as they are
 //! measured, with the rounds just before. Who wins twice in a row is stayed with; then the other is
 //! tried, less and less often. A trial that brings clearly less is given up, and so is one in which a
-//! round takes half as long again as is usual: it costs no more than that half.
+//! round takes half as long again as is usual: it costs no more than that half. Where rounds are short,
+//! and the system's timing counts for more than the workers', trials are longer and more patient, and
+//! one that is won suffices.
+
+use std::collections::VecDeque;
 
 /// Rounds of a trial, after one in which the last way ends.
 const ROUNDS: u32 = 8;
+/// Rounds shorter than this many seconds are chance, mostly: so many times as many make a trial, and a
+/// pause, up to [`MOST`].
+const SHORT: f64 = 0.06;
+const MOST: f64 = 8.0;
 /// Rounds before the first trial, and between a win and the next.
 const SOON: u64 = 24;
 /// So many times as long between trials after each that is lost.
@@ -18,8 +26,9 @@ const RARER: u64 = 2;
 const MARGIN: f64 = 1.05;
 /// Rounds after which it can be given up.
 const FIRST: u32 = 2;
-/// All are waited for so many times as long as rounds take now, while that is on trial.
-const PATIENCE: f64 = 1.5;
+/// All are waited for so many times as long as rounds take now, while that is on trial; and the second
+/// number more for each time that trials are longer.
+const PATIENCE: [f64; 2] = [1.5, 0.25];
 /// Where less than this share of the work is cut there is nothing to win.
 const CUT: f64 = 0.02;
 
@@ -51,7 +60,9 @@ pub(crate) struct Trial {
     /// The other way, on trial: what it brought. The first round is the last way's.
     trying: Option<Sum>,
     /// The last rounds of the way that is stayed with.
-    lately: Vec<(f64, f64)>,
+    lately: VecDeque<(f64, f64)>,
+    /// By how much trials and pauses are longer, since rounds are short.
+    times: u32,
     since: u64,
     gap: u64,
     won: bool,
@@ -59,7 +70,15 @@ pub(crate) struct Trial {
 
 impl Default for Trial {
     fn default() -> Self {
-        Trial { whole: false, trying: None, lately: Vec::new(), since: 0, gap: SOON, won: false }
+        Trial {
+            whole: false,
+            trying: None,
+            lately: VecDeque::new(),
+            times: 1,
+            since: 0,
+            gap: SOON,
+            won: false,
+        }
     }
 }
 
@@ -71,7 +90,9 @@ impl Trial {
 
     /// For how many times the usual length of a round all are waited for, if that is on trial.
     pub(crate) fn patience(&self) -> Option<f64> {
-        (!self.whole && self.trying.is_some()).then_some(PATIENCE)
+        let [usual, more] = PATIENCE;
+        let patience = usual + more * f64::from(self.times - 1);
+        (!self.whole && self.trying.is_some()).then_some(patience)
     }
 
     /// Whether there is no need to learn from every round.
@@ -82,7 +103,7 @@ impl Trial {
     /// A round brought `weight` of the samples that were `possible`, and took so many seconds with all
     /// that belongs to it; `all` says whether everybody came.
     pub(crate) fn closed(&mut self, weight: f64, possible: f64, seconds: f64, all: bool) {
-        if self.patience().is_some() && !all {
+        if self.patience().is_some() && !all && self.times == 1 {
             return self.end(false);
         }
         if let Some(mut sum) = self.trying {
@@ -97,12 +118,15 @@ impl Trial {
             return;
         }
         self.since += 1;
-        if self.lately.len() == ROUNDS as usize {
-            self.lately.remove(0);
+        self.lately.push_back((weight, seconds));
+        while self.lately.len() > (ROUNDS * self.times) as usize {
+            self.lately.pop_front();
         }
-        self.lately.push((weight, seconds));
-        let worth = self.whole || self.usual().weight < (1.0 - CUT) * possible * f64::from(ROUNDS);
-        if self.since >= self.gap && worth {
+        let usual = self.usual();
+        let mean = usual.seconds / f64::from(usual.rounds);
+        self.times = (SHORT / mean.max(1e-9)).ceil().clamp(1.0, MOST) as u32;
+        let cuts = usual.weight < (1.0 - CUT) * possible * f64::from(usual.rounds);
+        if self.since >= self.gap * u64::from(self.times) && (self.whole || cuts) {
             self.trying = Some(Sum::default());
         }
     }
@@ -115,8 +139,8 @@ impl Trial {
 
     fn judge(&mut self, sum: Sum) {
         let (tried, usual, rounds) = (sum.rate(), self.usual().rate(), sum.rounds - 1);
-        let lost = rounds >= FIRST && tried * MARGIN < usual;
-        if !lost && rounds < ROUNDS {
+        let lost = rounds >= FIRST * self.times && tried * MARGIN < usual;
+        if !lost && rounds < ROUNDS * self.times {
             return;
         }
         self.end(!lost && tried > usual * MARGIN);
@@ -124,11 +148,11 @@ impl Trial {
 
     fn end(&mut self, won: bool) {
         (self.trying, self.since) = (None, 0);
-        if won && self.won {
+        if won && (self.won || self.times > 1) {
             self.whole = !self.whole;
             self.lately.clear();
         }
-        // One win may be chance, or the moment's.
+        // One win may be chance, or the moment's, unless many rounds made it.
         self.gap = if won { SOON } else { self.gap * RARER };
         self.won = won && !self.won;
     }
@@ -158,6 +182,28 @@ mod tests {
         assert!(waited(1000, |_| 1.1, 1.0) > 850);
         assert!(waited(1000, |_| 0.7, 1.0) < 20);
         assert!(waited(1000, |_| 1.0, 1.0) < 60);
+    }
+
+    #[test]
+    fn many_short_rounds_make_a_trial() {
+        let mut trial = Trial::default();
+        let mut lasted = |seconds: f64| {
+            while trial.waits_for_all() {
+                trial.closed(100.0, 100.0, seconds, true);
+            }
+            while !trial.waits_for_all() {
+                trial.closed(80.0, 100.0, 0.8 * seconds, false);
+            }
+            let mut rounds = 0;
+            while trial.waits_for_all() && rounds < 1000 {
+                trial.closed(100.0, 100.0, seconds, true);
+                rounds += 1;
+            }
+            (rounds, trial.times)
+        };
+        assert_eq!(lasted(1.0), (ROUNDS + 1, 1));
+        assert_eq!(lasted(0.025), (3 * ROUNDS + 1, 3));
+        assert_eq!(lasted(0.001), (8 * ROUNDS + 1, 8));
     }
 
     #[test]
