@@ -252,11 +252,12 @@ impl Coordinator {
         if self.settle(now) && self.machine.can_open(now) {
             let idle = self.machine.idle();
             let shares = if self.rebalance { self.shares(&idle) } else { vec![1.0; idle.len()] };
-            let work: Vec<Work> = idle
-                .into_iter()
-                .zip(shares)
-                .filter_map(|(worker, share)| self.take(worker, share))
-                .collect();
+            let mut given: Vec<(WorkerId, f64)> = idle.into_iter().zip(shares).collect();
+            // What others gave back goes to those first of whom something comes.
+            given.sort_by_key(|&(worker, _)| !self.ledger.delivers(worker));
+            let mut work: Vec<Work> =
+                given.into_iter().filter_map(|(worker, share)| self.take(worker, share)).collect();
+            work.sort_by_key(|work| work.worker);
             // What came since the last close may be all that is left of an epoch.
             if !work.is_empty() || self.machine.has_pending() {
                 self.machine.open(work, now);

@@ -18,7 +18,11 @@
 //! reached too few blocks for its round is dropped whole, where it came as well, and its samples go
 //! out again.
 
-use std::{collections::BTreeMap, fmt, ops::Range};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    ops::Range,
+};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -142,6 +146,8 @@ pub struct Ledger {
     held: BTreeMap<(WorkerId, Version), Held>,
     /// Keyed by epoch and start, so older samples go first.
     returned: BTreeMap<(u32, u32), Returned>,
+    /// Of whom nothing came the last time.
+    missed: BTreeSet<WorkerId>,
     counts: SampleCounts,
 }
 
@@ -198,6 +204,7 @@ impl Ledger {
             homes: Homes::new(samples, 1, 0),
             held: BTreeMap::new(),
             returned: BTreeMap::new(),
+            missed: BTreeSet::new(),
             counts: SampleCounts::default(),
         }
     }
@@ -288,10 +295,17 @@ impl Ledger {
         for part in &parts[1..] {
             portion.push(part.range);
         }
-        let waited_for = parts.iter().any(|part| part.times >= self.patience);
+        // Somebody else is waited for rather than one of whom nothing came the last time.
+        let may_wait = self.delivers(worker) || self.homes.count() > 1;
+        let waited_for = may_wait && parts.iter().any(|part| part.times >= self.patience);
         self.held.insert((worker, base), Held { parts, accepted: false, salvaged: false });
         let worth = self.homes.worth(worker);
         Ok(Some(Work { worker, portion, waited_for, worth }))
+    }
+
+    /// Whether anything came of what `worker` was given last.
+    pub(crate) fn delivers(&self, worker: WorkerId) -> bool {
+        !self.missed.contains(&worker)
     }
 
     /// Ranges of one epoch that come to `want` samples, or to all there are.
@@ -354,6 +368,7 @@ impl Ledger {
         let held =
             self.held.get_mut(&(worker, base)).ok_or(LedgerError::NotHeld { worker, base })?;
         held.accepted = true;
+        self.missed.remove(&worker);
         let mut left = samples.max(1);
         let mut rest = Vec::new();
         for part in &mut held.parts {
@@ -396,6 +411,7 @@ impl Ledger {
     /// The samples that `worker` held for `base` will not be used; others get them.
     pub fn give_back(&mut self, worker: WorkerId, base: Version) -> Result<(), LedgerError> {
         let Held { parts, .. } = self.release(worker, base)?;
+        self.missed.insert(worker);
         for part in parts {
             self.put_back(Part { times: part.times + 1, ..part }, worker);
         }
@@ -413,6 +429,7 @@ impl Ledger {
         for base in bases {
             self.give_back(worker, base).expect("the key was just read");
         }
+        self.missed.remove(&worker);
     }
 
     /// The versions for which `worker` holds samples that are not accepted.

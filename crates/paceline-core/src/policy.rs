@@ -54,7 +54,8 @@ pub trait Policy: Send {
     /// The gradient noise scale, in samples, as estimated after an update.
     fn noise(&mut self, _scale: f64) {}
 
-    /// A run-time that was censored when its round closed became known (or known better).
+    /// A run-time that was censored when its round closed became known (or known better): that of a
+    /// whole portion.
     fn late(&mut self, _worker: WorkerId, _base: Version, _run_time: RunTime) {}
 }
 

@@ -20,6 +20,8 @@ pub struct Assignment {
     pub done: u32,
     /// When it reported the last of them.
     pub done_at: Time,
+    /// How many it reported first, and when.
+    pub first: Option<(u32, Time)>,
     /// It was cut and has said that nothing will come.
     pub stopped: bool,
     /// The round must not be cut before it has arrived (unless it dies).
@@ -114,6 +116,11 @@ impl Roster {
         let oldest = self.oldest_admissible();
         let may_come = move |work: &Assignment| work.base >= oldest && !work.stopped;
         self.working.iter().filter(move |(_, w)| may_come(w)).map(|(&id, w)| (id, w))
+    }
+
+    /// Whether somebody who has finished a part of its work may still bring it.
+    pub(crate) fn owes_parts(&self) -> bool {
+        self.outstanding().any(|(_, work)| self.partial == 1 || work.done > 0)
     }
 
     /// Who is in the sum of which blocks: one membership for all, or, of a model of so many blocks, one

@@ -221,6 +221,7 @@ impl RoundMachine {
         let current = |work: &&mut Assignment| work.base == base && work.done < done;
         let Some(work) = self.roster.working.get_mut(&worker).filter(current) else { return };
         (work.done, work.done_at) = (done, now);
+        work.first.get_or_insert((done, now));
         if self.config.straggler == Straggler::Salvage {
             self.emit(now, EventKind::Progress { worker, base, done });
         }
@@ -281,7 +282,8 @@ impl RoundMachine {
         }
         let fresh = base >= self.roster.oldest_admissible();
         if !fresh {
-            self.policy.late(worker, base, run_time);
+            let load = self.roster.view(now).load(f64::from(given.samples));
+            self.policy.late(worker, base, run_time.map(|time| time.div_f64(load)));
         }
         if !in_time || !(fresh || self.config.late == Late::Fold) {
             self.emit(now, EventKind::Late { base, worker, weight, run_time });
@@ -448,6 +450,7 @@ impl RoundMachine {
             samples: work.portion.len(),
             done: 0,
             done_at: now,
+            first: None,
             stopped: false,
             waited_for: work.waited_for,
             worth: work.worth,

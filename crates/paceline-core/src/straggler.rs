@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Straggler {
-    /// Stops at the next micro-batch and takes the new round; its run-time stays censored.
+    /// Stops as soon as it can and takes the new round; its run-time stays censored.
     #[default]
     Abort,
     /// Completes, reports its run-time, and misses the rounds meanwhile.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use paceline_core::{RoundRecord, RunTime, WorkerId};
 
-use crate::scene::{Arrived, Scene, Silent, in_order, pace};
+use crate::scene::{Arrived, Pace, Scene, Silent, in_order, pace};
 
 /// Who came when, and how far the others were.
 #[derive(Debug)]
@@ -77,8 +77,11 @@ impl ClosedRound {
                 true => scene.arrived.push(Arrived { worker, run_time, weight }),
                 false => {
                     let done = self.done(place, elapsed);
-                    let whole = self.whole[place].filter(|_| done > 0);
-                    scene.silent.push(Silent { worker, elapsed, load: 1.0, weight, done, whole });
+                    let pace = self.whole[place].filter(|_| done > 0).map(|whole| {
+                        let each = whole / f64::from(self.partial);
+                        Pace { last: each * f64::from(done), each }
+                    });
+                    scene.silent.push(Silent { worker, elapsed, load: 1.0, weight, done, pace });
                 }
             }
         }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use paceline_core::{RoundRecord, RoundView, RunTime, WorkerId};
+use paceline_core::{RoundRecord, RoundView, RunTime, Time, WorkerId};
+
+/// News of a micro-batch may be late by this share of one.
+const SLACK: f64 = 0.1;
 
 /// A moment of an open round, or of a closed one looked at again.
 #[derive(Debug, Clone, Default)]
@@ -41,8 +44,24 @@ pub struct Silent {
     pub weight: f64,
     /// Micro-batches it has finished, where they count.
     pub done: u32,
-    /// Seconds that a whole portion takes it by the pace of those, while it keeps that pace.
-    pub whole: Option<f64>,
+    /// The pace that those show, while it is kept.
+    pub pace: Option<Pace>,
+}
+
+/// When micro-batches are done, by those that are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pace {
+    /// Seconds after which the last of them was done, over the load.
+    pub last: f64,
+    /// Seconds that each takes.
+    pub each: f64,
+}
+
+impl Pace {
+    /// Seconds after which `more` are done than are now.
+    pub(crate) fn end(&self, more: u32) -> f64 {
+        self.last + f64::from(more) * self.each
+    }
 }
 
 impl Scene {
@@ -58,15 +77,22 @@ impl Scene {
             let load = view.load(f64::from(work.samples));
             let elapsed = view.now.since(work.started).as_secs_f64() / load;
             let done = if view.partial > 1 { work.done.min(view.partial) } else { 0 };
-            let took = work.done_at.since(work.started).as_secs_f64() / load;
-            let whole = took * f64::from(view.partial) / f64::from(done);
+            let seconds = |at: Time| at.since(work.started).as_secs_f64() / load;
+            // What comes before the first, the pull, is not in the pace if two are known.
+            let (from, before) = match work.first {
+                Some((first, at)) if first < done => (seconds(at), first),
+                _ => (0.0, 0),
+            };
+            let last = seconds(work.done_at);
+            let pace = Pace { last, each: (last - from) / f64::from(done - before) };
+            let kept = done > 0 && elapsed <= pace.last + (1.0 + SLACK) * pace.each;
             Silent {
                 worker,
                 elapsed,
                 load,
                 weight: f64::from(work.samples),
                 done,
-                whole: Some(whole).filter(|whole| keeps_pace(elapsed, *whole, done, view.partial)),
+                pace: Some(pace).filter(|_| kept),
             }
         });
         Scene {
@@ -122,15 +148,6 @@ pub(crate) fn with_pace(record: &RoundRecord<'_>, partial: u32) -> Vec<(WorkerId
 /// on average half of one under way, about `until`·m/(j + ½).
 pub(crate) fn pace(until: Duration, share: f64, partial: u32) -> Duration {
     until.div_f64((share + 0.5 / f64::from(partial.max(1))).min(1.0))
-}
-
-/// News of a micro-batch may be late by this share of one.
-const SLACK: f64 = 0.1;
-
-/// Whether somebody with `done` of `partial` micro-batches may still have the pace by which all take
-/// `whole` seconds.
-fn keeps_pace(elapsed: f64, whole: f64, done: u32, partial: u32) -> bool {
-    done > 0 && elapsed <= whole * (f64::from(done) + 1.0 + SLACK) / f64::from(partial)
 }
 
 /// Observed run-times of a closed round in order, then the censored ones.

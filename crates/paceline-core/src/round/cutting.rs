@@ -20,9 +20,7 @@ impl RoundMachine {
         match self.phase {
             Phase::Open if self.roster.outstanding().next().is_none() => self.cut_if_complete(now),
             Phase::Open => self.ask_policy(now),
-            Phase::Cut { until } if now >= until || self.roster.outstanding().next().is_none() => {
-                self.close(now);
-            }
+            Phase::Cut { until } if now >= until || !self.roster.owes_parts() => self.close(now),
             Phase::Cut { .. } | Phase::Closed => {}
         }
     }

@@ -16,7 +16,7 @@
 use crate::{
     objective::Gain,
     predict::Predictor,
-    scene::{Scene, Silent},
+    scene::{Pace, Scene, Silent},
 };
 
 const GRID: usize = 20;
@@ -51,13 +51,13 @@ pub(crate) fn best_plan(predictor: &dyn Predictor, gain: &Gain, scene: &Scene, r
     let worth = |weight: f64| gain.of(gained + weight) - gain.of(gained);
     let one = worth(total / count.max(1) as f64);
     let waits = moments(worth(total) / rate, &silent, scene.partial);
-    let arrives = Arrives::of(predictor, &silent, &waits);
+    let arrives = Arrives::of(predictor, &silent, &waits, scene.partial);
     let done_now: f64 = silent.iter().map(|s| s.weight * scene.share_done(s)).sum();
 
     let mut best = Plan { value: 0.0, wait: 0.0, arrivals: 0.0 };
     let (mut before, mut some_left, mut none_in) = (0.0, 1.0, 1.0);
     // Those foretold come at a moment, not on the way to it.
-    let mut foretold_before = if silent.iter().any(|s| s.whole.is_some()) { 0.0 } else { 1.0 };
+    let mut foretold_before = if silent.iter().any(|s| s.pace.is_some()) { 0.0 } else { 1.0 };
     let (mut until_all, mut until_first) = (0.0, 0.0);
     for (g, &wait) in waits.iter().enumerate() {
         let (mut weight, mut arrivals, mut all, mut none) = (0.0, 0.0, 1.0, 1.0);
@@ -70,7 +70,7 @@ pub(crate) fn best_plan(predictor: &dyn Predictor, gain: &Gain, scene: &Scene, r
                     m => share_done(predictor, s, wait, m),
                 };
             arrivals += p;
-            *(if s.whole.is_some() { &mut foretold } else { &mut all }) *= p;
+            *(if s.pace.is_some() { &mut foretold } else { &mut all }) *= p;
             none *= 1.0 - p;
         }
         if stride > 1 {
@@ -99,9 +99,9 @@ pub(crate) fn best_plan(predictor: &dyn Predictor, gain: &Gain, scene: &Scene, r
 /// next micro-batches are foretold.
 fn moments(last: f64, silent: &[Silent], m: u32) -> Vec<f64> {
     let next = |s: &Silent| {
-        let Silent { elapsed, load, done, whole, .. } = *s;
-        let end = move |j| (whole.unwrap_or(0.0) * f64::from(j) / f64::from(m) - elapsed) * load;
-        whole.map(|_| (done + 1..=m).map(end)).into_iter().flatten()
+        let Silent { elapsed, load, done, pace, .. } = *s;
+        let ends = move |pace: Pace| (1..=m - done).map(move |j| (pace.end(j) - elapsed) * load);
+        pace.map(ends).into_iter().flatten()
     };
     let mut waits: Vec<f64> = silent.iter().flat_map(next).collect();
     waits.retain(|wait| (FIRST * last..last).contains(wait));
@@ -122,15 +122,16 @@ struct Arrives {
 }
 
 impl Arrives {
-    fn of(predictor: &dyn Predictor, silent: &[Silent], waits: &[f64]) -> Arrives {
+    fn of(predictor: &dyn Predictor, silent: &[Silent], waits: &[f64], m: u32) -> Arrives {
         // Those who began together, usually all, have the same moments.
         let mut of = (f64::NAN, f64::NAN);
         let mut moments = vec![0.0; waits.len() + 1];
         let mut survival = vec![0.0; waits.len() + 1];
         let mut chances = Vec::with_capacity(silent.len() * waits.len());
         for s in silent {
-            if let Some(whole) = s.whole {
-                let comes = |wait: &f64| f64::from(s.elapsed + wait / s.load >= whole * NEARLY);
+            if let Some(pace) = s.pace {
+                let whole = pace.end(m - s.done) * NEARLY;
+                let comes = |wait: &f64| f64::from(s.elapsed + wait / s.load >= whole);
                 chances.extend(waits.iter().map(comes));
                 continue;
             }
@@ -158,9 +159,9 @@ impl Arrives {
 /// prediction says where in between.
 fn share_done(predictor: &dyn Predictor, s: &Silent, wait: f64, m: u32) -> f64 {
     let (done, all) = (f64::from(s.done), f64::from(m));
-    if let Some(whole) = s.whole {
-        let by_then = ((s.elapsed + wait / s.load) * all / (whole * NEARLY)).floor();
-        return by_then.clamp(done, all) / all;
+    if let Some(pace) = s.pace {
+        let more = ((s.elapsed + wait / s.load) / NEARLY - pace.last) / pace.each.max(1e-9);
+        return (done + more.max(0.0).floor()).min(all) / all;
     }
     let survival = |x: f64| predictor.survival(s.worker, x.max(1e-9).ln());
     let least = s.elapsed * all / (done + 1.0);
@@ -199,7 +200,8 @@ mod tests {
     /// One has come after 2 s; the other has done 3 of 4 micro-batches, and a whole takes it so long.
     fn scene(whole: Option<f64>) -> Scene {
         let (weight, elapsed) = (8.0, 2.0);
-        let silent = Silent { worker: WorkerId(1), elapsed, load: 1.0, weight, done: 3, whole };
+        let pace = whole.map(|whole| Pace { last: 0.75 * whole, each: 0.25 * whole });
+        let silent = Silent { worker: WorkerId(1), elapsed, load: 1.0, weight, done: 3, pace };
         Scene {
             elapsed,
             arrived: vec![Arrived { worker: WorkerId(0), run_time: 2.0, weight }],

@@ -73,7 +73,7 @@ pub(crate) struct CompareArgs {
     /// Seconds between a close and the next round, where an undisturbed worker takes one
     #[arg(long, value_name = "SECONDS", default_value_t = 0.01)]
     pub(super) overhead: f64,
-    /// Study backup workers (Q21): of N + b machines the first N, N + 1, … or all count; says which
+    /// Study backup workers: of N + b machines the first N, N + 1, … or all count; says which
     /// numbers it would take and why
     #[arg(long, value_name = "N,b", value_parser = sweep, conflicts_with_all = ["policies", "workers"])]
     pub(super) sweep: Option<(u32, u32)>,

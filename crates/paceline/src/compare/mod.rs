@@ -33,7 +33,7 @@ Examples:
   paceline compare --policies full,auto,auto/progress --scenario slow:0:3 --seeds 5
   paceline compare --policies full,best-static,auto,async,stale:8 --scenario stalls:3 --workers 64 --batch 8
   paceline compare --scenario trace:times.csv.gz --data mnist --target-accuracy 0.98
-  paceline compare --sweep 8,4 --scenario stalls:3    how many backup workers (Q21)
+  paceline compare --sweep 8,4 --scenario stalls:3    how many backup workers
   paceline compare --live 100ms --scenario slow:1:3   real processes, workers padded to 100 ms a round
 
 Training is real; time is virtual (but with --live): a worker that nothing disturbs takes a second for

@@ -4,7 +4,7 @@ use super::{study::Case, summary::Row, target::Target};
 use crate::page::{Axis, LineChart, Page, Section, Series, Table};
 
 /// The most policies that a chart shows: it has colours for no more.
-const LINES: usize = 6;
+const LINES: usize = 8;
 
 pub(super) fn page(cases: &[Case], rows: &[Row], target: Target, notes: &[String]) -> Page {
     let mut page = Page::new("Paceline: time to accuracy, policy by policy");

@@ -69,6 +69,9 @@ impl Store {
     }
 }
 
+/// What the version of the program is noted under.
+const PROGRAM: &str = "paceline";
+
 /// Notes what is in the files that runs depend on, or finds that it was something else.
 fn check_inputs(dir: &Path, inputs: &[PathBuf]) -> Result<()> {
     let path = dir.join("inputs.json");
@@ -77,6 +80,13 @@ fn check_inputs(dir: &Path, inputs: &[PathBuf]) -> Result<()> {
             .with_context(|| format!("{} is not of this program", path.display()))?,
         Err(_) => BTreeMap::new(),
     };
+    let version = fnv1a(env!("CARGO_PKG_VERSION").as_bytes());
+    if noted.insert(PROGRAM.to_owned(), version).is_some_and(|before| before != version) {
+        bail!(Usage(format!(
+            "the results in {} are of another version of paceline: give --out another folder",
+            dir.display()
+        )));
+    }
     for input in inputs {
         let found =
             contents(input).with_context(|| format!("failed to read {}", input.display()))?;

@@ -17,7 +17,7 @@ pub(crate) struct LineChart {
     pub(crate) x: Axis,
     /// Upwards.
     pub(crate) y: Axis,
-    /// At most six have colours of their own.
+    /// At most [`COLOURS`] have colours of their own.
     pub(crate) series: Vec<Series>,
     /// Vertical lines with a word, such as a cutoff or a change.
     pub(crate) marks: Vec<(f64, String)>,
@@ -97,6 +97,9 @@ const POINTS: usize = 600;
 /// Points of a line that say their values under the mouse.
 const TIPS: usize = 60;
 
+/// Colours in the style sheet.
+pub(crate) const COLOURS: usize = 8;
+
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 320.0;
 const LEFT: f64 = 74.0;
@@ -118,7 +121,7 @@ impl LineChart {
         );
         html += &plot.axes(&self.x.label, &self.y.label);
         for (i, series) in self.series.iter().enumerate() {
-            html += &plot.series(series, i % 6);
+            html += &plot.series(series, i % COLOURS);
         }
         html += &plot.marks(&self.marks);
         html + "</svg>\n</figure>\n"
@@ -139,7 +142,7 @@ impl LineChart {
             let _ = write!(
                 html,
                 "<span><i class=\"{kind} c{}\"></i>{}</span>",
-                i % 6,
+                i % COLOURS,
                 Escaped(&series.name)
             );
         }

@@ -1,4 +1,4 @@
-//! The page of a study: a table, and the cutoff over time for each policy (Q2).
+//! The page of a study: a table, and the cutoff over time for each policy.
 
 use super::{
     study::Row,

@@ -145,7 +145,7 @@ impl Predictor for Filter {
 
     fn typical(&self, worker: WorkerId) -> Option<f64> {
         let state = self.workers.get(worker.0 as usize)?.as_ref()?;
-        (state.seen > 0).then(|| state.levels[self.rate].exp())
+        state.typical(self.rate).map(f64::exp)
     }
 
     fn look(&mut self, scene: &Scene) {

@@ -93,7 +93,7 @@ fn ranks_of_the_silent(filter: &mut Filter, times: &[f64]) -> Vec<f64> {
                 load: 1.0,
                 weight: 1.0,
                 done: 0,
-                whole: None,
+                pace: None,
             }),
         }
     }

@@ -11,6 +11,8 @@ const RETURNS: f64 = 0.03;
 const BOUND_FADES: f64 = 0.002;
 /// Spread of a new level about the old, in log run-time.
 const NEW_LEVEL: f64 = 0.7;
+/// How far beyond its bound one is taken to be that was never seen, in log run-time.
+const BEYOND: f64 = 0.4;
 /// Pseudo-observations behind the cluster's spread in a worker's own.
 const SPREAD_PRIOR: f64 = 6.0;
 const SPREAD_RATE: f64 = 0.03;
@@ -83,6 +85,15 @@ impl WorkerState {
         let spread = (SPREAD_PRIOR * cluster + self.deviation) / weight;
         let few = 1.0 + 1.0 / (1.0 + f64::from(self.seen));
         spread * few.sqrt()
+    }
+
+    /// Its level, as far as that is known: of one that was never seen, somewhat beyond what it was
+    /// silent for.
+    pub(super) fn typical(&self, rate: usize) -> Option<f64> {
+        match self.shift {
+            Shift::Beyond(bound) if self.seen == 0 => Some(bound + BEYOND),
+            _ => (self.seen > 0).then(|| self.levels[rate]),
+        }
     }
 
     /// A round passes: it may leave its level, or come back to it.
