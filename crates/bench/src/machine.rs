@@ -2,6 +2,11 @@
 
 use std::{fs, process::Command};
 
+use anyhow::Result;
+
+/// Of the kernel's clock in a second, as it counts for programs.
+pub(crate) const TICKS: f64 = 100.0;
+
 /// Processor, cores and memory.
 pub(crate) fn describe() -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -21,6 +26,15 @@ pub(crate) fn describe() -> String {
 pub(crate) fn date() -> String {
     let date = Command::new("date").arg("+%F").output();
     date.map_or(String::new(), |date| String::from_utf8_lossy(&date.stdout).trim().to_owned())
+}
+
+/// Seconds that all cores have been busy, by whomever.
+pub(crate) fn busy_seconds() -> Result<f64> {
+    let text = fs::read_to_string("/proc/stat")?;
+    let fields = text.lines().next().unwrap_or_default().split_whitespace().skip(1);
+    let ticks: Vec<f64> = fields.map(str::parse).collect::<Result<_, _>>()?;
+    // user nice system idle iowait irq softirq steal; guests are counted among users.
+    Ok([0, 1, 2, 5, 6, 7].iter().filter_map(|&at| ticks.get(at)).sum::<f64>() / TICKS)
 }
 
 /// Memory that a process holds, in bytes.

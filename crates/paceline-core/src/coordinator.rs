@@ -146,6 +146,7 @@ impl Coordinator {
         let (worker, base) = (contribution.worker, contribution.base);
         self.catch_up(now);
         self.machine.check(&contribution)?;
+        self.machine.note_done(&contribution);
         self.forget_before(worker, base);
         match self.assembly.said(contribution, now)? {
             Some(whole) => self.arrive(whole, now),

@@ -215,9 +215,22 @@ impl RoundMachine {
         Ok(())
     }
 
+    /// A worker says what it is about to push: at the cut that is worth waiting for, whether or not it
+    /// told of its progress.
+    pub(crate) fn note_done(&mut self, contribution: &Contribution) {
+        let &Contribution { worker, base, weight, .. } = contribution;
+        let parts = f64::from(self.config.micro_batches);
+        let current = |work: &&mut Assignment| work.base == base;
+        if let Some(work) = self.roster.working.get_mut(&worker).filter(current) {
+            let done = (weight / f64::from(work.samples.max(1)) * parts).ceil() as u32;
+            work.done = work.done.max(done.max(1));
+        }
+    }
+
     /// A worker has finished some of its micro-batches.
     pub fn handle_progress(&mut self, worker: WorkerId, base: Version, done: u32, now: Time) {
         self.catch_up(now);
+        let done = done.min(self.config.micro_batches);
         let current = |work: &&mut Assignment| work.base == base && work.done < done;
         let Some(work) = self.roster.working.get_mut(&worker).filter(current) else { return };
         (work.done, work.done_at) = (done, now);

@@ -56,7 +56,10 @@ impl Layout {
         if total == 0 {
             return Err(LayoutError::NoTensors);
         }
-        let block_elems = block_elems.min(even_block(total, shards));
+        if total < shards as usize {
+            return Err(LayoutError::TooManyShards { shards, elements: total });
+        }
+        let block_elems = block_elems.min(even_block(total, shards, block_elems));
         let blocks = total.div_ceil(block_elems);
         let blocks = u32::try_from(blocks)
             .map_err(|_| LayoutError::TooManyBlocks { blocks, block_elems })?;
@@ -208,6 +211,14 @@ pub enum LayoutError {
     /// Element counts pass what memory can address.
     #[error("the model is too large to address, at tensor `{}` of shape {:?}", .0.name, .0.shape)]
     TooLarge(TensorSpec),
+    /// There is not a parameter for every shard.
+    #[error("{shards} shards are more than the model's {elements} parameters")]
+    TooManyShards {
+        /// How many there would be.
+        shards: u32,
+        /// Parameters.
+        elements: usize,
+    },
     /// More blocks than a block index can name.
     #[error("{blocks} blocks of {block_elems} elements are more than an index can name")]
     TooManyBlocks {
@@ -250,13 +261,21 @@ fn bounds(tensors: &[TensorSpec]) -> Result<Vec<usize>, LayoutError> {
     Ok(bounds)
 }
 
-/// The largest block that leaves one for every shard: an even share rounded up, or down where
-/// rounding up would use the elements up before the last shard (5 elements over 4 shards).
-fn even_block(total: usize, shards: u32) -> usize {
+/// Where every shard has fewer blocks than this, they are made smaller so that all have as many: one
+/// block more or less would be a good part of a shard's bytes.
+const FEW: usize = 16;
+
+/// The largest block, up to about `wanted` elements, of which every shard has as many where they are few,
+/// and at least one: an even share rounded up, or down where rounding up would use the elements up
+/// before the last shard (5 elements over 4 shards).
+fn even_block(total: usize, shards: u32, wanted: usize) -> usize {
     let shards = shards as usize;
-    let up = total.div_ceil(shards);
-    let share = if total.div_ceil(up) < shards { total / shards } else { up };
-    share.max(1)
+    let each = (total / shards).div_ceil(wanted).max(1);
+    if each >= FEW {
+        return wanted;
+    }
+    let up = total.div_ceil(shards * each);
+    if total.div_ceil(up) < shards { total / shards } else { up }
 }
 
 #[cfg(test)]
@@ -281,6 +300,7 @@ mod tests {
         check_refused(vec![], 4, 1, "the model has no tensors");
         check_refused(vector(4), 4, 0, "the number of shards is zero");
         check_refused(vector(4), 0, 1, "the block size is zero");
+        check_refused(vector(3), 4, 5, "5 shards are more than the model's 3 parameters");
         check_refused(vec![t("a", &[1]), t("", &[2])], 4, 1, "tensor 1 has no name");
         check_refused(vec![t("a", &[2]), t("a", &[3])], 4, 1, "two tensors are named `a`");
         check_refused(
@@ -328,10 +348,11 @@ mod tests {
     }
 
     #[test]
-    fn more_shards_than_elements_leave_some_empty() {
-        let layout = Layout::new(vector(2), DEFAULT_BLOCK_ELEMS, 3).unwrap();
-        assert_eq!(layout.blocks(), 2);
-        assert_eq!((0..3).filter(|&shard| layout.shard_blocks(shard).is_empty()).count(), 1);
+    fn few_blocks_are_made_even() {
+        let layout = Layout::new(vector(1_000_000), DEFAULT_BLOCK_ELEMS, 3).unwrap();
+        let lens: Vec<_> = (0..3).map(|shard| layout.shard_range(shard).len()).collect();
+        assert_eq!(lens, [333_334, 333_334, 333_332]);
+        assert_eq!(layout.blocks(), 6);
     }
 
     #[test]
@@ -358,6 +379,7 @@ mod tests {
         ) -> Layout {
             let tensors = lens.iter().enumerate();
             let tensors = tensors.map(|(i, &len)| TensorSpec::new(format!("t{i}"), [len]));
+            let shards = shards.min(lens.iter().sum::<usize>() as u32);
             Layout::new(tensors.collect(), block_elems, shards).unwrap()
         }
     }
@@ -398,7 +420,7 @@ mod tests {
             let lens = || (0..layout.shards()).map(|shard| layout.shard_range(shard).len());
             let (least, most) = (lens().min().unwrap(), lens().max().unwrap());
             prop_assert!(most - least <= layout.block_elems());
-            prop_assert!(least > 0 || layout.total() < layout.shards() as usize);
+            prop_assert!(least > 0);
         }
 
         #[test]

@@ -10,7 +10,7 @@ use crate::{Cutoff, PolicySpec, Rule};
 /// How many blocks are enough, to compute with or to count a contribution: `all`, a share of them
 /// (`0.75`), or as many as pay (`auto`).
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[serde(into = "String", try_from = "Written")]
 pub enum Enough {
     /// All, so that everything is of one version, and every contribution is whole.
     #[default]
@@ -74,11 +74,22 @@ impl FromStr for Enough {
     }
 }
 
-impl TryFrom<String> for Enough {
+/// As files have it: a word, or a share as a number.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Word(String),
+    Share(f64),
+}
+
+impl TryFrom<Written> for Enough {
     type Error = String;
 
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
+    fn try_from(written: Written) -> Result<Self, String> {
+        match written {
+            Written::Word(text) => text.parse(),
+            Written::Share(share) => share.to_string().parse(),
+        }
     }
 }
 

@@ -225,12 +225,12 @@ const MISDEEDS: &[Misdeed] = &[
         rogue.push_block(base, &POISON, 0);
         base
     }),
-    ("block 0 has 127 values, expected 128", |rogue| {
+    ("block 0 has 127 values, expected 125", |rogue| {
         let (base, _) = rogue.ready();
         rogue.data[0].block(base, 0, &POISON[..127]);
         base
     }),
-    ("block 7 has 128 values, expected 104", |rogue| {
+    ("block 7 has 128 values, expected 125", |rogue| {
         let (base, _) = rogue.ready();
         for block in 4..7 {
             rogue.push_block(base, &POISON, block);
@@ -238,7 +238,7 @@ const MISDEEDS: &[Misdeed] = &[
         rogue.data[1].block(base, 7, &POISON[..128]);
         base
     }),
-    ("block 0 has 0 values, expected 128", |rogue| {
+    ("block 0 has 0 values, expected 125", |rogue| {
         let (base, _) = rogue.ready();
         rogue.data[0].block(base, 0, &[]);
         base
@@ -246,7 +246,7 @@ const MISDEEDS: &[Misdeed] = &[
     ("passes the bound of 67108880", |rogue| {
         sends(rogue, 0, &Header::Block(WireType::F32, MAX_BLOCK / 4 + 1).encode())
     }),
-    ("block 0 has 16777216 values, expected 128", |rogue| {
+    ("block 0 has 16777216 values, expected 125", |rogue| {
         let head = paceline_wire::frame::BlockHead { version: 0, block: 0 };
         sends(rogue, 0, &head.encode(WireType::F32, MAX_BLOCK / 4))
     }),

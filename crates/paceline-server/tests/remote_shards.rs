@@ -128,10 +128,10 @@ fn values_travel_as_halves_to_shards_elsewhere_as_they_do_to_those_here() {
         let bytes = |outcome: &Outcome| -> u64 {
             outcome.shards.iter().map(|shard| shard.counts.bytes_out).sum()
         };
-        // In 40 rounds 3 workers pull 8 blocks, each with 24 bytes before its values.
-        let heads = 40 * 3 * 8 * 24;
-        let values = (bytes(&whole) - heads) * wire.size() as u64 / 4;
-        assert_eq!((bytes(&here), bytes(&there)), (heads + values, heads + values), "{wire}");
+        // In 40 rounds 3 workers pull 8 blocks, or 9 of 3 shards, each with 24 bytes before its values.
+        let heads = |blocks: u64| 40 * 3 * blocks * 24;
+        let values = (bytes(&whole) - heads(8)) * wire.size() as u64 / 4;
+        assert_eq!((bytes(&here), bytes(&there)), (heads(8) + values, heads(9) + values), "{wire}");
     }
 }
 

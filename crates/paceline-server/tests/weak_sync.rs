@@ -65,6 +65,10 @@ fn rounds_do_not_wait_for_a_shard_that_is_slower_than_asked_for() {
     assert!(stale[1] >= 2 * 2 * 40 && stale[0] < stale[1] / 4, "{stale:?}");
     // All rounds with it would take six seconds.
     assert!(parts.len() < 20, "{parts:?}");
+    // What it did for updates that did not wait for it is counted, too.
+    let slow = outcome.shards[1];
+    let fold = slow.counts.fold;
+    assert!(slow.wait >= Duration::from_millis(100) && !fold.is_zero(), "{slow:?}");
     let distance = outcome.evaluation.expect("it is measured at the end").loss;
     assert!(distance < 0.9, "every block has come nearer: {distance}");
 }

@@ -41,9 +41,9 @@ pub enum ViewError {
         /// What it must have.
         expected: u64,
     },
-    /// It is shorter than it must be.
+    /// It is not as long as it must be.
     #[error("it has {got} bytes where {expected} are needed")]
-    TooShort {
+    WrongSize {
         /// Its length.
         got: u64,
         /// What it must have.
@@ -83,8 +83,9 @@ impl View {
         let found = fstat(file).map_err(io::Error::from)?;
         let expected = file_bytes(elements)? as u64;
         let got = u64::try_from(found.st_size).unwrap_or(0);
-        if got < expected {
-            return Err(ViewError::TooShort { got, expected });
+        // What is longer could have its memory where nobody looks, and gaps where it is read.
+        if got != expected {
+            return Err(ViewError::WrongSize { got, expected });
         }
         let got = u64::try_from(found.st_blocks).unwrap_or(0).saturating_mul(STAT_BLOCK);
         if got < expected {

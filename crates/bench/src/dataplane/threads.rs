@@ -4,8 +4,7 @@ use std::{collections::BTreeMap, fs, time::Instant};
 
 use anyhow::{Context, Result};
 
-/// Ticks of the kernel's accounts in a second, the same on every Linux that this runs on.
-const TICKS: f64 = 100.0;
+use crate::machine::{TICKS, busy_seconds};
 
 /// Seconds of processor time by who used them, as of a moment.
 pub(super) struct Accounts {
@@ -34,7 +33,7 @@ impl Accounts {
             }
         }
         let ours: f64 = seconds.values().sum();
-        seconds.insert("others".to_owned(), machine()? - ours);
+        seconds.insert("others".to_owned(), busy_seconds()? - ours);
         Ok(Accounts { at, seconds })
     }
 
@@ -47,15 +46,6 @@ impl Accounts {
         };
         self.seconds.iter().map(used).collect()
     }
-}
-
-/// Seconds that all cores have been busy, by whomever.
-fn machine() -> Result<f64> {
-    let text = fs::read_to_string("/proc/stat")?;
-    let fields = text.lines().next().unwrap_or_default().split_whitespace().skip(1);
-    let ticks: Vec<f64> = fields.map(str::parse).collect::<Result<_, _>>()?;
-    // user nice system idle iowait irq softirq steal; guests are counted among users.
-    Ok([0, 1, 2, 5, 6, 7].iter().filter_map(|&at| ticks.get(at)).sum::<f64>() / TICKS)
 }
 
 /// A line of the kernel's about a process or a thread.

@@ -1,11 +1,12 @@
 //! The same on real processes: the order of policies, and what leaving it on costs.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::{
+    machine::busy_seconds,
     paceline::{Paceline, workspace},
     report::Report,
     stats::{interleaved, median, ratio},
@@ -25,7 +26,16 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
         report.skip("live_order_as_virtual", "yes", "takes minutes");
         return Ok(());
     }
+    let (began, before) = (Instant::now(), busy_seconds()?);
     let live = seconds(paceline, "live", LIVE)?;
+    let cores = std::thread::available_parallelism()?.get() as f64;
+    let took = began.elapsed();
+    let busy = (busy_seconds()? - before) / took.as_secs_f64() / cores;
+    // Runs that were there already took no time.
+    if took > Duration::from_secs(10) {
+        let note = "share of all cores that was busy during those runs, by whomever";
+        report.at_most("live_cpu", busy, 0.6, note);
+    }
     let clock = seconds(paceline, "live-virtual", "")?;
     let [full, fixed, auto] = live;
     let note = "times sooner at the target than full sync, live, 8 workers, p99/p50 = 3, 2 seeds";

@@ -200,6 +200,10 @@ struct Run {
     update: Option<Updating>,
     /// The version that each shard makes, or has made last.
     versions: Vec<Version>,
+    /// When each shard was told to close a round last.
+    told: Vec<Time>,
+    /// What shards did for updates that were published without them, until the next tells of it.
+    belated: Vec<ShardWork>,
     snapshot: Option<Snapshot>,
     evaluator: Option<Arc<Mutex<Evaluator>>>,
     /// Background work that has not reported back.
@@ -286,6 +290,8 @@ impl Run {
             inputs,
             update: None,
             versions: vec![start.version; layout.shards() as usize],
+            told: vec![Time::ZERO; layout.shards() as usize],
+            belated: vec![ShardWork::default(); layout.shards() as usize],
             snapshot: None,
             evaluator: evaluator.map(|evaluator| Arc::new(Mutex::new(evaluator))),
             evaluating: false,

@@ -65,6 +65,7 @@ impl Run {
         }
         for ShardId(shard) in &update.of {
             self.versions[*shard as usize] = update.version();
+            self.told[*shard as usize] = update.ordered;
         }
         self.update = Some(update);
         let apply = (self.config.update.clip == Clip::None).then(|| self.plan()).flatten();
@@ -137,14 +138,20 @@ impl Run {
         if let Err(error) = self.core.handle_applied(shard, now) {
             return self.fail(format!("{shard} applied an update that nobody asked for: {error}"));
         }
-        let Some(update) = self.update_of(shard) else { return };
+        let place = shard.0 as usize;
+        let wait = now.since(self.told[place]);
+        let Some(update) = self.update_of(shard) else {
+            // It was published without this one, whose part in it is told with the next.
+            self.belated[place] += ShardWork { wait, counts };
+            return;
+        };
         update.hash = match (update.hash, hash) {
             (Some(so_far), Some(hash)) => Some(so_far.combine(hash)),
             (so_far, hash) => so_far.or(hash),
         };
-        let work = &mut update.shards[shard.0 as usize];
+        let work = &mut update.shards[place];
         let counts = ShardCounts { blocks_stale: work.counts.blocks_stale, ..counts };
-        *work = ShardWork { wait: now - update.ordered, counts };
+        *work = ShardWork { wait, counts };
         update.unapplied = update.unapplied.saturating_sub(1);
     }
 
@@ -168,7 +175,10 @@ impl Run {
         let everywhere = update.of.len() == self.shards.len()
             && update.unapplied == 0
             && update.closes.len() == 1;
-        let Updating { round, closes, loss, norms, plan, hash, shards, .. } = update;
+        let Updating { round, closes, loss, norms, plan, hash, mut shards, .. } = update;
+        for (work, belated) in shards.iter_mut().zip(&mut self.belated) {
+            *work += std::mem::take(belated);
+        }
         let plan = plan.expect("an update is planned before it is applied");
         let version = round.base().next();
         self.progress.version = version;

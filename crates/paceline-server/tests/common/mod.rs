@@ -29,7 +29,7 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 pub const SAMPLES: u32 = 1000;
 pub const PARAMS: usize = 1000;
 
-/// A small run: 40 rounds of 3 workers over 2 shards in blocks of 128 values.
+/// A small run: 40 rounds of 3 workers over 2 shards in 8 blocks of 125 values.
 pub fn config(workers: usize) -> ServerConfig {
     ServerConfig {
         name: "test".to_owned(),

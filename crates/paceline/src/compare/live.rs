@@ -1,9 +1,13 @@
 //! Runs of a comparison as real processes.
 
-use std::{fs, process::Command};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    process::Command,
+};
 
 use anyhow::{Context, Result, ensure};
-use paceline_core::{Event, EventKind, SampleCounts, StopReason};
+use paceline_core::{Event, EventKind, SampleCounts, StopReason, WorkerId};
 
 use super::{
     args::CompareArgs,
@@ -84,9 +88,11 @@ fn outcome(events: &[Event], args: &CompareArgs) -> Outcome {
     let (mut accuracies, mut cutoffs, mut noise) = (Vec::new(), Vec::new(), Vec::new());
     let (mut samples, mut balanced, mut seconds) = (SampleCounts::default(), false, 0.0);
     let (mut losses, mut diverged) = (Vec::new(), false);
-    let mut updated = std::collections::BTreeMap::new();
+    let mut updated = BTreeMap::new();
+    let mut idle = Idle::default();
     for event in events {
         let at = event.at.as_secs_f64() - began;
+        idle.heard(&event.kind, at);
         match &event.kind {
             EventKind::Updated { version, weight, noise_scale, .. } => {
                 cutoffs.push((at, weight / f64::from(args.batch)));
@@ -117,10 +123,51 @@ fn outcome(events: &[Event], args: &CompareArgs) -> Outcome {
         accepted: accepted / cutoffs.len().max(1) as f64,
         samples,
         balanced,
-        idle: None,
+        idle: Some(idle.share(seconds, args.workers)),
         cost_bias: None,
         accuracies: thinned(accuracies),
         cutoffs: thinned(cutoffs),
         noise: thinned(noise),
+    }
+}
+
+/// How long workers had nothing to do: from their contribution, or the close that they missed, to their
+/// next work.
+#[derive(Debug, Default)]
+struct Idle {
+    /// Who is at work.
+    working: BTreeSet<WorkerId>,
+    /// Since when others are not.
+    free: BTreeMap<WorkerId, f64>,
+    seconds: f64,
+}
+
+impl Idle {
+    fn heard(&mut self, event: &EventKind, at: f64) {
+        match event {
+            EventKind::RoundStarted { work, .. } => {
+                work.iter().for_each(|work| self.begins(work.worker, at));
+            }
+            EventKind::Enlisted { work, .. } => self.begins(work.worker, at),
+            EventKind::Arrived { worker, .. } | EventKind::Late { worker, .. } => {
+                self.working.remove(worker);
+                self.free.insert(*worker, at);
+            }
+            EventKind::Cut { stragglers, .. } => {
+                for worker in stragglers.iter().filter(|worker| self.working.contains(worker)) {
+                    self.free.insert(*worker, at);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn begins(&mut self, worker: WorkerId, at: f64) {
+        self.seconds += self.free.remove(&worker).map_or(0.0, |since| at - since);
+        self.working.insert(worker);
+    }
+
+    fn share(&self, seconds: f64, workers: u32) -> f64 {
+        (self.seconds / (seconds * f64::from(workers)).max(f64::MIN_POSITIVE)).min(1.0)
     }
 }
