@@ -39,13 +39,12 @@ const MNIST_8: &str = "--data ../shared/datasets/mnist --workers 8 --batch 16 --
                        --evaluations 20 --epochs 2 --target-accuracy 0.93";
 const MAIN: &str = "full,best-static,auto,auto/progress";
 const OTHERS_64: &str = "full,static:0.9,bdsgd,async,stale:64";
-const POLICIES_64: &str = "full,static:0.9,best-static,bdsgd,auto,auto/progress,async,stale:64";
 const POLICIES_8: &str = "full,static:0.9,best-static,bdsgd,auto,auto/progress,async,stale:8";
 const AZURE: &str = "trace:../shared/traces/azure_short_B8ms_eastus_cpu_cache.csv.gz";
 const OF_64: [&str; 6] = ["none", "slow:0:3", "stalls:1.5", "stalls:3", "node:0-15:2.5", AZURE];
 const OF_8: [&str; 6] = ["none", "slow:0:3", "stalls:1.5", "stalls:3", "node:0-1:2.5", AZURE];
 
-const STUDIES: [Study; 5] = [
+const STUDIES: [Study; 6] = [
     Study {
         name: "embedded-64",
         flags: EMBEDDED_64,
@@ -60,11 +59,12 @@ const STUDIES: [Study; 5] = [
         scenarios: &["slow:0:3", "stalls:3"],
         seeds: SEEDS,
     },
+    Study { name: "mnist-64", flags: MNIST_64, policies: MAIN, scenarios: &OF_64, seeds: SEEDS },
     Study {
-        name: "mnist-64",
+        name: "mnist-64-others",
         flags: MNIST_64,
-        policies: POLICIES_64,
-        scenarios: &OF_64,
+        policies: OTHERS_64,
+        scenarios: &["slow:0:3", "stalls:3"],
         seeds: SEEDS,
     },
     Study {
