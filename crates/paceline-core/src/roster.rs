@@ -22,6 +22,8 @@ pub struct Assignment {
     pub done_at: Time,
     /// How many it reported first, and when.
     pub first: Option<(u32, Time)>,
+    /// Micro-batches of it that are on their way. Policies do not see them: whoever pushes arrives.
+    pub said: u32,
     /// It was cut and has said that nothing will come.
     pub stopped: bool,
     /// The round must not be cut before it has arrived (unless it dies).
@@ -30,6 +32,13 @@ pub struct Assignment {
     pub worth: f64,
     /// When it was cut, if its round has closed without it.
     pub cut: Option<Time>,
+}
+
+impl Assignment {
+    /// Micro-batches that a cut now could bring.
+    pub(crate) fn finished(&self) -> u32 {
+        self.done.max(self.said)
+    }
 }
 
 /// The participants of one round at a time.
@@ -120,7 +129,7 @@ impl Roster {
 
     /// Whether somebody who has finished a part of its work may still bring it.
     pub(crate) fn owes_parts(&self) -> bool {
-        self.outstanding().any(|(_, work)| self.partial == 1 || work.done > 0)
+        self.outstanding().any(|(_, work)| self.partial == 1 || work.finished() > 0)
     }
 
     /// Who is in the sum of which blocks: one membership for all, or, of a model of so many blocks, one

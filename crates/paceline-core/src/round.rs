@@ -223,7 +223,7 @@ impl RoundMachine {
         let current = |work: &&mut Assignment| work.base == base;
         if let Some(work) = self.roster.working.get_mut(&worker).filter(current) {
             let done = (weight / f64::from(work.samples.max(1)) * parts).ceil() as u32;
-            work.done = work.done.max(done.max(1));
+            work.said = done.max(1);
         }
     }
 
@@ -464,6 +464,7 @@ impl RoundMachine {
             done: 0,
             done_at: now,
             first: None,
+            said: 0,
             stopped: false,
             waited_for: work.waited_for,
             worth: work.worth,

@@ -85,7 +85,9 @@ impl Scene {
             };
             let last = seconds(work.done_at);
             let pace = Pace { last, each: (last - from) / f64::from(done - before) };
-            let kept = done > 0 && elapsed <= pace.last + (1.0 + SLACK) * pace.each;
+            // The last ends with the push, of which the predictor knows.
+            let kept = (1..view.partial.saturating_sub(1)).contains(&done)
+                && elapsed <= pace.last + (1.0 + SLACK) * pace.each;
             Silent {
                 worker,
                 elapsed,
