@@ -41,7 +41,7 @@ fn policies_are_compared_kept_and_not_run_again() {
 #[test]
 fn a_sweep_over_backup_workers_says_what_it_would_take() {
     let place = Place::new();
-    let args = format!("{SMALL} --sweep 3,1 --scenario slow:0:6");
+    let args = SMALL.replace(" --workers 4", " --sweep 3,1 --scenario slow:0:6");
     let told = place.run(&args).ok();
     assert!(told.stdout.contains("static:4/abort") && told.stdout.contains("static:3/abort"));
     assert!(told.stdout.contains("N = 3 should count and b = 1 be backups"), "{}", told.stdout);
@@ -56,6 +56,7 @@ fn what_cannot_be_compared_is_named() {
     place.run(&format!("{SMALL} --scenario hog:0")).failed(2, &["it needs --live"]);
     place.run(&format!("{SMALL} --scenario trace:nowhere.csv")).failed(1, &["nowhere.csv"]);
     place.run("compare --sweep 8").failed(2, &["N,b"]);
+    place.run("compare --sweep 3,1 --policies auto").failed(2, &["--policies"]);
     place.run("compare --sweep 4294967295,3").failed(2, &["N,b"]);
     place.run("compare --policies auto/fold/abort").failed(2, &["fold", "finish"]);
     place.run("compare --policies static:3/rebalance").failed(2, &["rebalance", "filter"]);
