@@ -6,6 +6,8 @@ use paceline_core::{RoundRecord, RoundView, RunTime, Time, WorkerId};
 
 /// News of a micro-batch may be late by this share of one.
 const SLACK: f64 = 0.1;
+/// The same for the last, after which comes the push.
+const LAST_SLACK: f64 = 0.3;
 
 /// A moment of an open round, or of a closed one looked at again.
 #[derive(Debug, Clone, Default)]
@@ -85,9 +87,9 @@ impl Scene {
             };
             let last = seconds(work.done_at);
             let pace = Pace { last, each: (last - from) / f64::from(done - before) };
-            // The last ends with the push, of which the predictor knows.
-            let kept = (1..view.partial.saturating_sub(1)).contains(&done)
-                && elapsed <= pace.last + (1.0 + SLACK) * pace.each;
+            // The last ends with the push, which is not in the pace.
+            let slack = if done + 1 < view.partial { SLACK } else { LAST_SLACK };
+            let kept = done > 0 && elapsed <= pace.last + (1.0 + slack) * pace.each;
             Silent {
                 worker,
                 elapsed,
