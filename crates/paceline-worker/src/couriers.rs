@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paceline_core::{ShardId, Shards, Time, Version};
+use paceline_core::{Intake, ShardId, Time, Version};
 use paceline_policy::Enough;
 use paceline_wire::FrameError;
 
@@ -28,12 +28,9 @@ pub(crate) struct Couriers {
     office: Arc<Office>,
     /// Where each shard's part of the parameters begins.
     starts: Vec<usize>,
-    /// How long new values are waited for.
-    wait: Shards,
+    /// What is here, and how long new values are waited for.
+    intake: Intake,
     clock: Instant,
-    max_stale: u64,
-    /// The version of each shard's values that are here.
-    held: Vec<Option<Version>>,
     stale: Vec<u32>,
     mailbox: Arc<Mailbox>,
     /// Gradients that may still be on their way.
@@ -59,8 +56,6 @@ struct Desk {
     landed: Option<Landed>,
     /// What was fetched into before.
     spare: Vec<f32>,
-    /// It fetches, or is to.
-    asked: bool,
     failed: Option<FrameError>,
     closed: bool,
 }
@@ -76,11 +71,9 @@ enum Errand {
 }
 
 impl Desk {
-    /// Sends the courier for this version, or a newer one, unless it is on the way for another.
+    /// Sends the courier, who is not on the way for another, for this version or a newer one.
     fn fetch(&mut self, version: Version) {
-        if !std::mem::replace(&mut self.asked, true) {
-            self.pull = Some((version, std::mem::take(&mut self.spare)));
-        }
+        self.pull = Some((version, std::mem::take(&mut self.spare)));
     }
 }
 
@@ -99,10 +92,8 @@ impl Couriers {
         let office = Arc::new(Office { desks, called, brought: Condvar::new() });
         let couriers = Couriers {
             starts: links.iter().map(|link| link.elements.start).collect(),
-            wait: enough.asked_anew(&blocks, max_stale),
+            intake: Intake::new(enough.asked_anew(&blocks, max_stale), max_stale),
             clock: Instant::now(),
-            max_stale,
-            held: vec![None; links.len()],
             stale: Vec::new(),
             mailbox: Arc::clone(mailbox),
             lent: Vec::new(),
@@ -128,18 +119,14 @@ impl Couriers {
         behind: &[u32],
         load: Load<'_>,
     ) -> Result<Option<Version>, FrameError> {
-        let now = self.now();
-        let told = self.wait.update(|shard| !behind.contains(&shard.0), now);
         let office = Arc::clone(&self.office);
         let mut desks = office.lock();
-        let needed = self.ask(wanted, behind, &told, &mut desks);
-        for &shard in &told {
-            let held = self.held[shard.0 as usize].map_or(0, |held| held.0);
-            self.wait.caught_up(shard, wanted.0.saturating_sub(held + 1));
+        for (ShardId(shard), version) in self.intake.want(wanted, behind, self.now()) {
+            desks[shard as usize].fetch(version);
         }
-        let mut said = false;
         office.call(&desks);
-        let mut found = None;
+        let mut said = false;
+        let mut found = wanted;
         loop {
             for (shard, desk) in desks.iter_mut().enumerate() {
                 if let Some(error) = desk.failed.take() {
@@ -148,22 +135,14 @@ impl Couriers {
                 let Some(landed) = desk.landed.take() else { continue };
                 load(self.starts[shard], &landed.values);
                 desk.spare = landed.values;
-                self.held[shard] = Some(landed.found.min(wanted));
-                found = found.max(Some(landed.found));
-                let id = ShardId(shard as u32);
-                match wanted.0.saturating_sub(landed.found.0) {
-                    // One that is behind was not asked by the rule.
-                    0 => drop(self.wait.answered(id, self.now())),
-                    missed => {
-                        self.wait.caught_up(id, missed - 1);
-                        if told.contains(&id) {
-                            desk.fetch(wanted);
-                            office.called[shard].notify_one();
-                        }
-                    }
+                found = found.max(landed.found);
+                let next = self.intake.landed(ShardId(shard as u32), landed.found, self.now());
+                if let Some(version) = next {
+                    desk.fetch(version);
+                    office.called[shard].notify_one();
                 }
             }
-            let bound = self.wait.advance(self.now());
+            let bound = self.intake.advance(self.now());
             if let Some((shard, rounds)) = bound.filter(|_| !std::mem::replace(&mut said, true)) {
                 tracing::warn!("waiting for values of {shard}, which are {rounds} rounds old");
             }
@@ -171,42 +150,16 @@ impl Couriers {
             if self.mailbox.is_over(wanted, Until::Close) {
                 return Ok(None);
             }
-            let all = |needed: &[usize]| needed.iter().all(|&shard| self.held[shard].is_some());
-            if self.wait.is_ready() && all(&needed) {
+            if self.intake.is_ready() {
                 break;
             }
             let sleep =
-                self.wait.next_wake().map_or(LOOK, |at| at.since(self.now().min(at)).min(LOOK));
+                self.intake.next_wake().map_or(LOOK, |at| at.since(self.now().min(at)).min(LOOK));
             let waited = office.brought.wait_timeout(desks, sleep.max(Duration::from_micros(50)));
             desks = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        let old = (0..).zip(&self.held).filter(|(_, held)| **held != Some(wanted));
-        let old = old.map(|(shard, _)| shard).filter(|shard| !behind.contains(shard));
-        self.stale = old.collect();
-        Ok(Some(found.unwrap_or(wanted).max(wanted)))
-    }
-
-    /// Sends couriers for the newest values, and for any at all where there are none, or none that will
-    /// do. Returns whose values the work cannot do without.
-    fn ask(
-        &mut self,
-        wanted: Version,
-        behind: &[u32],
-        told: &[ShardId],
-        desks: &mut [Desk],
-    ) -> Vec<usize> {
-        for ShardId(shard) in told {
-            desks[*shard as usize].fetch(wanted);
-        }
-        let oldest = Version(wanted.0.saturating_sub(self.max_stale));
-        for (shard, held) in self.held.iter_mut().enumerate() {
-            let behind = behind.contains(&(shard as u32));
-            if behind && held.is_none_or(|held| held < oldest) {
-                *held = None;
-                desks[shard].fetch(Version(0));
-            }
-        }
-        (0..self.held.len()).filter(|&shard| self.held[shard].is_none()).collect()
+        self.stale = self.intake.stale().collect();
+        Ok(Some(found))
     }
 
     /// Hands the gradient over for delivery, and takes back a buffer that is not needed any more.
@@ -288,7 +241,7 @@ impl Office {
             match done {
                 Ok(None) => continue,
                 Ok(Some(landed)) => {
-                    (desk.landed, desk.asked) = (Some(landed), false);
+                    desk.landed = Some(landed);
                     self.brought.notify_one();
                 }
                 Err(error) => {

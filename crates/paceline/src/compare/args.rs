@@ -63,10 +63,13 @@ pub(crate) struct CompareArgs {
     /// Learning rate of a round to which all contribute
     #[arg(long, default_value_t = 0.02)]
     pub(super) lr: f32,
-    /// Learning rates that are tried for every policy and scenario, on a seed of its own: lr times 1,
+    /// Learning rates that are tried for every policy and scenario, on seeds of their own: lr times 1,
     /// 2, ½, 4, ¼, …
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=7))]
     pub(super) tune: u32,
+    /// Seeds that each of them is tried on: with one, a rate may be chosen because it was lucky
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(super) tune_seeds: u32,
     /// Evaluations on the test set in an epoch
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) evaluations: u32,

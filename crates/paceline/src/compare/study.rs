@@ -16,11 +16,11 @@ use super::{
     live,
     scenario::{Conditions, Scenario},
     store::Store,
-    trial::{Outcome, Trial, run_virtually},
+    trial::{Outcome, Score, Trial, run_virtually},
 };
 use crate::{progress::Progress, workload::Workload};
 
-/// Seed of the runs that learning rates are chosen by; no other run has it.
+/// First seed of the runs that learning rates are chosen by; no other run has it.
 const TUNING: u64 = 1_000_003;
 /// Rounds from which a clairvoyant's bound is taken.
 const BOUND_ROUNDS: usize = 400;
@@ -71,7 +71,7 @@ impl<'a> Study<'a> {
         let args = self.args;
         let runs = |contender: &Contender| {
             let tried = if contender.sweep { SHARES.len() + 1 } else { 1 };
-            tried + args.tune as usize - 1 + args.seeds as usize
+            (tried + args.tune as usize - 1) * args.tune_seeds as usize + args.seeds as usize
         };
         self.all = scenarios.len() * contenders.iter().map(runs).sum::<usize>();
         let mut cases = Vec::new();
@@ -106,11 +106,13 @@ impl<'a> Study<'a> {
             self.trial(&name, conditions, contender, seed, lr)
         };
         let mut chosen = (*contender, args.lr);
-        let mut best: Option<Outcome> = None;
+        let mut best: Option<Score> = None;
         let mut consider = |contender: Contender, lr: f32| -> Result<Contender> {
-            let outcome = run(&contender, TUNING, lr)?;
-            if best.as_ref().is_none_or(|best| outcome.beats(best)) {
-                (chosen, best) = ((contender, lr), Some(outcome));
+            let seeds = TUNING..TUNING + u64::from(args.tune_seeds);
+            let tried: Result<Vec<Outcome>> = seeds.map(|seed| run(&contender, seed, lr)).collect();
+            let score = Score::of(&tried?);
+            if best.as_ref().is_none_or(|best| score > *best) {
+                (chosen, best) = ((contender, lr), Some(score));
             }
             Ok(chosen.0)
         };

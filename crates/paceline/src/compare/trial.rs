@@ -102,20 +102,29 @@ pub(super) struct Outcome {
     pub(super) noise: Vec<(f64, f64)>,
 }
 
-impl Outcome {
-    /// Whether it did better than another: sooner at the target, or nearer to it.
-    pub(super) fn beats(&self, other: &Outcome) -> bool {
-        if self.diverged != other.diverged {
-            return other.diverged;
-        }
-        match (self.reached, other.reached) {
-            (Some(mine), Some(other)) => mine < other,
-            (Some(_), None) => true,
-            (None, Some(_)) => false,
-            (None, None) => self.accuracy > other.accuracy,
-        }
-    }
+/// How well a choice did on the seeds that it was tried on; the greater is the better.
+#[derive(Debug, PartialEq, PartialOrd)]
+pub(super) struct Score {
+    finite: usize,
+    reached: usize,
+    /// How soon it was at the target; where nobody got there, how near.
+    merit: f64,
+}
 
+impl Score {
+    pub(super) fn of(outcomes: &[Outcome]) -> Score {
+        let reached = outcomes.iter().filter(|outcome| outcome.reached.is_some()).count();
+        let merit = |outcome: &Outcome| match reached {
+            0 => outcome.accuracy,
+            // Who did not get there took at least as long as it ran.
+            _ => -outcome.reached.unwrap_or(outcome.seconds),
+        };
+        let finite = outcomes.iter().filter(|outcome| !outcome.diverged).count();
+        Score { finite, reached, merit: outcomes.iter().map(merit).sum() }
+    }
+}
+
+impl Outcome {
     fn of(record: &TrainingRecord, target: Target) -> Outcome {
         let rounds = &record.rounds;
         let accepted: f64 = rounds.iter().map(|round| round.accepted).sum();
@@ -215,6 +224,44 @@ pub(super) fn run_virtually(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn outcome(reached: Option<f64>, accuracy: f64, diverged: bool) -> Outcome {
+        Outcome {
+            reached,
+            seconds: 9.0,
+            accuracy,
+            diverged,
+            rounds: 1,
+            accepted: 1.0,
+            samples: SampleCounts::default(),
+            balanced: true,
+            idle: None,
+            cost_bias: None,
+            accuracies: Vec::new(),
+            cutoffs: Vec::new(),
+            noise: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_choice_is_judged_by_all_seeds_that_it_was_tried_on() {
+        let score = |tried: &[(Option<f64>, f64)]| {
+            let tried = tried.iter().map(|&(reached, accuracy)| outcome(reached, accuracy, false));
+            Score::of(&tried.collect::<Vec<_>>())
+        };
+        // Sooner in sum beats the luckiest; who always gets there beats who sometimes does.
+        assert!(
+            score(&[(Some(5.0), 0.9), (Some(5.0), 0.9)])
+                > score(&[(Some(3.0), 0.9), (Some(8.0), 0.9)])
+        );
+        assert!(
+            score(&[(Some(8.0), 0.9), (Some(8.0), 0.9)]) > score(&[(Some(1.0), 0.9), (None, 0.8)])
+        );
+        assert!(score(&[(None, 0.7)]) > score(&[(None, 0.6)]));
+        assert!(
+            Score::of(&[outcome(None, 0.1, false)]) > Score::of(&[outcome(Some(1.0), 0.9, true)])
+        );
+    }
 
     #[test]
     fn many_points_become_few_and_few_stay() {

@@ -1,0 +1,181 @@
+//! A worker's parameters as they come in, where values of slow shards may be old.
+//!
+//! What decides is one of [`Shards`]: who is asked for a version and answers too late for it is not
+//! waited for, and its values stay as they are until they come or are too old.
+
+use crate::{ShardId, Shards, Time, Version};
+
+/// What a worker has of every shard's values, and for which newer ones it waits.
+pub struct Intake {
+    wait: Shards,
+    max_stale: u64,
+    /// The version of each shard's values that are here, unless they are of no use.
+    held: Vec<Option<Version>>,
+    /// A question of this shard is not answered yet.
+    asked: Vec<bool>,
+    wanted: Version,
+    /// Whose newest values are wanted.
+    told: Vec<ShardId>,
+    /// Who does not have the wanted version.
+    behind: Vec<u32>,
+}
+
+impl Intake {
+    /// New values are waited for as `wait` says, whose shards are asked anew each time; old ones are of
+    /// use for `max_stale` rounds.
+    pub fn new(wait: Shards, max_stale: u64) -> Intake {
+        let shards = wait.count();
+        Intake {
+            wait,
+            max_stale,
+            held: vec![None; shards],
+            asked: vec![false; shards],
+            wanted: Version(0),
+            told: Vec::new(),
+            behind: Vec::new(),
+        }
+    }
+
+    /// Work on `wanted` is to begin, which the shards that are `behind` do not have. Returns which
+    /// versions, or newer ones, are now to be asked for. Of those behind the values that are here do,
+    /// or whatever they have if those are too old.
+    pub fn want(&mut self, wanted: Version, behind: &[u32], now: Time) -> Vec<(ShardId, Version)> {
+        self.wanted = wanted;
+        self.behind = behind.to_vec();
+        self.told = self.wait.update(|shard| !behind.contains(&shard.0), now);
+        for &shard in &self.told {
+            let held = self.held[shard.0 as usize].map_or(0, |held| held.0);
+            self.wait.caught_up(shard, wanted.0.saturating_sub(held + 1));
+        }
+        let oldest = Version(wanted.0.saturating_sub(self.max_stale));
+        let mut wants: Vec<(ShardId, Version)> =
+            self.told.iter().map(|&shard| (shard, wanted)).collect();
+        for &shard in behind {
+            let Some(held) = self.held.get_mut(shard as usize) else { continue };
+            if held.is_none_or(|held| held < oldest) {
+                *held = None;
+                wants.push((ShardId(shard), Version(0)));
+            }
+        }
+        wants.retain(|(shard, _)| !std::mem::replace(&mut self.asked[shard.0 as usize], true));
+        wants
+    }
+
+    /// A shard has answered with this version. Returns which is to be asked for next: it may have been on
+    /// the way for an older one.
+    pub fn landed(&mut self, shard: ShardId, found: Version, now: Time) -> Option<Version> {
+        let index = shard.0 as usize;
+        self.asked[index] = false;
+        self.held[index] = Some(found.min(self.wanted));
+        match self.wanted.0.saturating_sub(found.0) {
+            0 => {
+                // One that is behind was not asked by the rule.
+                let _ = self.wait.answered(shard, now);
+                None
+            }
+            missed => {
+                self.wait.caught_up(shard, missed - 1);
+                self.asked[index] = self.told.contains(&shard);
+                self.asked[index].then_some(self.wanted)
+            }
+        }
+    }
+
+    /// Decides whether enough is here. Returns the shard that is waited for although the rule would not,
+    /// and how many rounds old its values are, if there is one.
+    pub fn advance(&mut self, now: Time) -> Option<(ShardId, u64)> {
+        self.wait.advance(now)
+    }
+
+    /// Whether the work may begin.
+    pub fn is_ready(&self) -> bool {
+        self.wait.is_ready() && self.held.iter().all(Option::is_some)
+    }
+
+    /// The next moment at which [`Self::advance`] must be called even if nothing happens.
+    pub fn next_wake(&self) -> Option<Time> {
+        self.wait.next_wake()
+    }
+
+    /// Shards that have the wanted version, of which older values are used.
+    pub fn stale(&self) -> impl Iterator<Item = u32> + '_ {
+        let held = (0..).zip(&self.held);
+        let old = held.filter(|(_, held)| **held != Some(self.wanted)).map(|(shard, _)| shard);
+        old.filter(|shard| !self.behind.contains(shard))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{CutReason, Decision, Policy, RoundView};
+
+    /// Waits for so many.
+    struct First(usize);
+
+    impl Policy for First {
+        fn name(&self) -> String {
+            "first".to_owned()
+        }
+
+        fn decide(&mut self, view: &RoundView<'_>) -> Decision {
+            match view.arrivals.len() >= self.0 {
+                true => Decision::cut(CutReason::Deadline),
+                false => Decision::WAIT,
+            }
+        }
+    }
+
+    fn at(ms: u64) -> Time {
+        Time::ZERO + Duration::from_millis(ms)
+    }
+
+    fn ready(intake: &mut Intake, ms: u64) -> bool {
+        intake.advance(at(ms));
+        intake.is_ready()
+    }
+
+    #[test]
+    fn old_values_do_until_they_are_too_old_and_slow_ones_land_as_they_come() {
+        let wait = Shards::asked_anew(&[1, 1], Box::new(First(1)), 1, 2);
+        let mut intake = Intake::new(wait, 2);
+        let (quick, slow) = (ShardId(0), ShardId(1));
+        let v = Version;
+        assert_eq!(intake.want(v(5), &[], at(0)), [(quick, v(5)), (slow, v(5))]);
+        assert_eq!(intake.landed(quick, v(5), at(1)), None);
+        assert!(!ready(&mut intake, 1), "nothing at all is here of the slow one");
+        assert_eq!(intake.landed(slow, v(5), at(9)), None);
+        assert!(ready(&mut intake, 9));
+        for round in 6..8 {
+            // The slow one is on the way for version 6 all the time.
+            let asked = intake.want(v(round), &[], at(10 * round));
+            assert_eq!(asked.contains(&(slow, v(6))), round == 6, "{asked:?}");
+            intake.landed(quick, v(round), at(10 * round + 1));
+            assert!(ready(&mut intake, 10 * round + 1), "{round}");
+            assert_eq!(intake.stale().collect::<Vec<_>>(), [1]);
+        }
+        // With version 8 its values would be three rounds old.
+        intake.want(v(8), &[], at(80));
+        intake.landed(quick, v(8), at(81));
+        assert!(!ready(&mut intake, 81));
+        assert_eq!(intake.landed(slow, v(6), at(82)), Some(v(8)), "the newest is wanted");
+        assert!(ready(&mut intake, 82), "two rounds old will do");
+    }
+
+    #[test]
+    fn who_is_behind_is_asked_for_anything_where_nothing_of_use_is_here() {
+        let mut intake = Intake::new(Shards::asked_anew(&[1, 1], Box::new(First(2)), 2, 2), 2);
+        assert_eq!(
+            intake.want(Version(9), &[1], at(0)),
+            [(ShardId(0), Version(9)), (ShardId(1), Version(0))]
+        );
+        assert_eq!(intake.landed(ShardId(0), Version(9), at(1)), None);
+        assert!(!ready(&mut intake, 1));
+        assert_eq!(intake.landed(ShardId(1), Version(8), at(2)), None);
+        assert!(ready(&mut intake, 2));
+        assert_eq!(intake.stale().count(), 0, "nobody has newer ones");
+        assert_eq!(intake.want(Version(10), &[1], at(3)), [(ShardId(0), Version(10))]);
+    }
+}
