@@ -7,8 +7,9 @@ use std::{
 
 use crate::{Blocks, Contribution, MachineError, ShardId, Shards, Time, Version, WorkerId};
 
-/// Makes what decides, for one worker, how long the parts of its contributions are waited for.
-pub type PushRule = Box<dyn Fn() -> Shards + Send>;
+/// Makes what decides, for one worker, how long shards are waited for: with the parts of its
+/// contributions, or with values that it pulls.
+pub type WaitRule = Box<dyn Fn() -> Shards + Send>;
 
 /// Contributions of which some shards hold their part. A part is whole or does not count; and so is a
 /// contribution, unless a rule says for which shards' parts of it to wait.
@@ -28,7 +29,7 @@ struct Parts {
 
 /// Contributions count before they are whole.
 struct Partial {
-    rule: PushRule,
+    rule: WaitRule,
     /// Each shard's blocks.
     blocks: Vec<Range<u32>>,
     races: BTreeMap<WorkerId, Race>,
@@ -45,7 +46,7 @@ struct Race {
 impl Assembly {
     /// Contributions count once they are complete on as many shards, of so many blocks each, as the
     /// rule waits for.
-    pub(crate) fn partial(blocks: &[u32], rule: PushRule) -> Assembly {
+    pub(crate) fn partial(blocks: &[u32], rule: WaitRule) -> Assembly {
         let ends = blocks.iter().scan(0, |end, &blocks| {
             let start = *end;
             *end += blocks;

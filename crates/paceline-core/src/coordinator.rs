@@ -9,7 +9,7 @@ use crate::{
     Contribution, Event, EventKind, LeaveReason, Ledger, LedgerError, MachineError, NoiseScale,
     Phase, Policy, Round, RoundConfig, RoundMachine, ShardId, Shards, StopReason, Straggler, Time,
     Version, Work, WorkerId,
-    assembly::{Assembly, PushRule},
+    assembly::{Assembly, WaitRule},
 };
 
 /// Whoever is nearly as fast as the median is given as much.
@@ -66,7 +66,7 @@ impl Coordinator {
 
     /// The same, but contributions count once they are complete on as many shards, of so many blocks
     /// each, as the rule waits for. What comes to the others while the round is open counts there.
-    pub fn with_partial_pushes(self, blocks: &[u32], rule: PushRule) -> Self {
+    pub fn with_partial_pushes(self, blocks: &[u32], rule: WaitRule) -> Self {
         Coordinator { assembly: Assembly::partial(blocks, rule), ..self }
     }
 

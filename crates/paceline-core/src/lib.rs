@@ -30,7 +30,7 @@ mod straggler;
 mod time;
 mod useless;
 
-pub use assembly::PushRule;
+pub use assembly::WaitRule;
 pub use blocks::{BlockClose, Blocks};
 pub use contribution::{Arrival, Contribution};
 pub use coordinator::Coordinator;

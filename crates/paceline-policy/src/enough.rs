@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use paceline_core::{PushRule, Shards};
+use paceline_core::{Shards, WaitRule};
 use serde::{Deserialize, Serialize};
 
 use crate::{Cutoff, PolicySpec, Rule};
@@ -53,11 +53,19 @@ impl Enough {
         Cutoff::Fraction(share).of(blocks.iter().sum::<u32>() as usize) as u32
     }
 
-    /// Makes what waits for a worker's pushes to such shards so; nothing if it is for all of each.
-    pub fn pushes(self, blocks: &[u32], most_stale: u64) -> Option<PushRule> {
+    /// Whether a share asks for so much that none of such shards can be left out.
+    pub fn needs_all(self, blocks: &[u32]) -> bool {
+        let all: u32 = blocks.iter().sum();
+        let smallest = blocks.iter().min().copied().unwrap_or(0);
+        matches!(self, Enough::Share(_)) && self.least(blocks) > all - smallest
+    }
+
+    /// Makes what waits so for what a worker has on the way to such shards, or from them; nothing if it
+    /// is for all of them.
+    pub fn rule(self, blocks: &[u32], most_stale: u64) -> Option<WaitRule> {
         let blocks = blocks.to_vec();
         let rule = move || self.asked_anew(&blocks, most_stale);
-        (self != Enough::All).then(|| Box::new(rule) as PushRule)
+        (self != Enough::All).then(|| Box::new(rule) as WaitRule)
     }
 }
 
@@ -121,5 +129,13 @@ mod tests {
         for text in ["most", "0", "1.5", "-1", "NaN", ""] {
             assert!(text.parse::<Enough>().unwrap_err().contains("use all, auto"), "{text}");
         }
+    }
+    #[test]
+    fn a_share_may_need_every_shard() {
+        let needs_all =
+            |text: &str, blocks: &[u32]| text.parse::<Enough>().unwrap().needs_all(blocks);
+        assert!(needs_all("0.75", &[4, 4]) && !needs_all("0.5", &[4, 4]));
+        assert!(!needs_all("0.75", &[4; 4]) && !needs_all("0.75", &[7, 1]));
+        assert!(!needs_all("auto", &[1]) && !needs_all("all", &[1]));
     }
 }

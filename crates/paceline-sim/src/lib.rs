@@ -9,6 +9,6 @@ mod world;
 
 pub use replay::{Outcome, Replay, RoundOutcome};
 pub use scripted::Scripted;
-pub use system::{PRESETS, System, SystemOutcome, SystemRound, SystemSpec};
+pub use system::{PRESETS, System, SystemOutcome, SystemRound, SystemSpec, Weak};
 pub use timed::Cost;
 pub use world::{Drawn, Recorded, World, comings_and_goings};

@@ -2,7 +2,7 @@
 
 use paceline_core::Straggler;
 use paceline_policy::{Enough, PolicySpec};
-use paceline_sim::{Recorded, System, SystemOutcome, SystemSpec};
+use paceline_sim::{Recorded, System, SystemOutcome, SystemSpec, Weak};
 use paceline_trace::{Cell, Trace, Unit, generate};
 
 /// Four workers that compute for 70 ms; shards fold their four gradients and update in five passes
@@ -15,9 +15,26 @@ fn system(changes: &str) -> System {
     System::new(spec.parse::<SystemSpec>().expect("a system"))
 }
 
-fn run(system: System, pull: &str, most_stale: u64, trace: &Trace, policy: &str) -> SystemOutcome {
-    let shards = vec![1; system.spec.shards as usize];
-    let shards = pull.parse::<Enough>().expect("a rule").shards(&shards, most_stale);
+fn run(system: System, pull: &str, max_stale: u64, trace: &Trace, policy: &str) -> SystemOutcome {
+    run_both(system, (pull, "all"), max_stale, trace, policy)
+}
+
+fn run_both(
+    system: System,
+    (pull, push): (&str, &str),
+    max_stale: u64,
+    trace: &Trace,
+    policy: &str,
+) -> SystemOutcome {
+    let blocks = vec![1; system.spec.shards as usize];
+    let rule = |text: &str| text.parse::<Enough>().expect("a rule");
+    let (pull, push) = (rule(pull), rule(push));
+    let shards = Weak {
+        shards: pull.shards(&blocks, max_stale),
+        pull: pull.rule(&blocks, max_stale),
+        push: push.rule(&blocks, max_stale),
+        max_stale,
+    };
     let policy = policy.parse::<PolicySpec>().expect("a policy").build();
     system.run_over(shards, &mut Recorded::new(trace, 0), trace.rounds(), policy)
 }
@@ -53,6 +70,50 @@ fn a_slow_shard_costs_little_where_it_is_not_waited_for() {
     }
 }
 
+/// Shards with links on which a push and a pull of four workers take 10 ms each; shard 0's is fifty
+/// times slower.
+const SLOW_LINK: &str = "lan:shards=4,model=4MB,fold=1000GB,delay=0,server-bandwidth=400MB,\
+                         worker-bandwidth=1000000GB,slow-shard=0.02";
+
+#[test]
+fn a_slow_link_costs_little_where_neither_values_nor_parts_are_waited_for() {
+    let trace = even(200);
+    let run = |rules| {
+        let system = System::new(SLOW_LINK.parse::<SystemSpec>().expect("a system"));
+        let outcome = run_both(system, rules, 8, &trace, "full");
+        assert!(outcome.ledger_balanced, "{rules:?}");
+        assert_eq!(outcome.samples.used, 800, "{rules:?}: nobody's work is lost");
+        let stale = outcome.mean(|round| round.stale);
+        (outcome.round_rate(), stale, outcome.mean(|round| round.missed))
+    };
+    let (all, stale, missed) = run(("all", "all"));
+    // 500 ms for the values, 70 to compute, 500 for the gradients.
+    assert!((all - 1.0 / 1.07).abs() < 0.01, "{all} rounds a second");
+    assert_eq!((stale, missed), (0.0, 0.0));
+    let (pull, stale, missed) = run(("0.75", "all"));
+    assert!(pull > 1.7 * all && stale > 0.1 && missed == 0.0, "{pull} {stale} {missed}");
+    let (push, stale, missed) = run(("all", "0.75"));
+    // 500 ms for the values, 70 to compute, 10 for most of the gradients; but in every ninth round 500.
+    assert!((push - 9.0 / (8.0 * 0.58 + 1.07)).abs() < 0.01, "{push} rounds a second");
+    assert!(stale == 0.0 && missed > 0.2, "{stale} {missed}");
+    // At the bound both are waited for, with every ninth round.
+    for both in ["0.75", "auto"] {
+        let (rate, stale, missed) = run((both, both));
+        assert!(rate > 4.5 * all, "{both}: {rate} rounds a second");
+        assert!(stale > 0.2 && missed > 0.2, "{both}: {stale} {missed}");
+    }
+}
+
+#[test]
+fn with_nobody_slow_rules_for_pushes_lose_nothing() {
+    for rule in ["0.25", "0.75", "auto"] {
+        let outcome = |rules| run_both(system(""), rules, 8, &even(50), "full");
+        let (all, weak) = (outcome(("all", "all")), outcome((rule, rule)));
+        assert_eq!((weak.seconds, weak.samples), (all.seconds, all.samples), "{rule}");
+        assert!(weak.rounds.iter().all(|round| round.missed == 0.0 && round.stale == 0.0));
+    }
+}
+
 #[test]
 fn nobody_is_left_behind_where_nobody_is_slow() {
     for pull in ["0.25", "0.75", "auto"] {
@@ -84,20 +145,20 @@ fn a_stopped_shard_is_waited_for_at_the_bound_and_not_before() {
 
 #[test]
 fn slow_workers_and_slow_shards_are_handled_together() {
-    let trace = generate(&"nodes158-stalls:rounds=60".parse().expect("a trace"), 7);
+    let trace = generate(&"nodes158-stalls:rounds=30".parse().expect("a trace"), 7);
     for spec in
         ["lan:slow-fold=5", "wan:slow-fold=20,slow-shard=0.5", "lan:stop-every=9,stop-for=20s"]
     {
-        for pull in ["0.75", "auto"] {
+        for pull in [("0.75", "all"), ("auto", "auto")] {
             let system = System::new(spec.parse::<SystemSpec>().expect("a system"));
-            let weak = || run(system, pull, 8, &trace, "auto");
+            let weak = || run_both(system, pull, 8, &trace, "auto");
             let (outcome, again) = (weak(), weak());
-            assert_eq!(outcome.rounds, again.rounds, "{spec} {pull}");
-            assert!(outcome.ledger_balanced && outcome.rounds.len() == 60, "{spec} {pull}");
+            assert_eq!(outcome.rounds, again.rounds, "{spec} {pull:?}");
+            assert!(outcome.ledger_balanced && outcome.rounds.len() == 30, "{spec} {pull:?}");
             let used: f64 = outcome.rounds.iter().map(|round| round.accepted).sum();
-            assert_eq!(outcome.samples.used, used as u64, "{spec} {pull}");
+            assert_eq!(outcome.samples.used, used as u64, "{spec} {pull:?}");
             let all = run(system, "all", 8, &trace, "full");
-            assert!(outcome.rate() > all.rate(), "{spec} {pull}");
+            assert!(outcome.rate() > all.rate(), "{spec} {pull:?}");
         }
     }
 }

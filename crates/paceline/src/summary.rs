@@ -55,17 +55,26 @@ impl DataPlane {
 
 impl fmt::Display for DataPlane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ShardCounts { bytes_in, bytes_out, bytes_shared, frames_in, frames_out, .. } =
-            self.total;
+        let total = &self.total;
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        writeln!(
+            f,
+            "{:.1} MiB in, {:.1} MiB out ({} and {} frames), {:.1} MiB by shared memory",
+            mib(total.bytes_in),
+            mib(total.bytes_out),
+            total.frames_in,
+            total.frames_out,
+            mib(total.bytes_shared),
+        )?;
         let longest = self.shards.iter().map(|shard| shard.wait).max().unwrap_or_default();
         write!(
             f,
-            "{:.1} MiB in, {:.1} MiB out ({frames_in} and {frames_out} frames), {:.1} MiB by shared \
-             memory; updates waited for {:.2} s",
-            mib(bytes_in),
-            mib(bytes_out),
-            mib(bytes_shared),
+            "  shards    {} blocks pulled fresh, {} left stale; folded {:.2} s, at most {} waiting; \
+             updates waited for {:.2} s",
+            total.blocks_fresh,
+            total.blocks_stale,
+            total.fold.as_secs_f64(),
+            total.queue,
             longest.as_secs_f64()
         )
     }

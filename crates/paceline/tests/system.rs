@@ -56,6 +56,19 @@ fn a_slow_shard_need_not_be_waited_for() {
 }
 
 #[test]
+fn a_slow_link_need_not_be_waited_for_either_way() {
+    let run = |more: &str| {
+        let system = "--system lan:shards=4,slow-shard=0.05";
+        Place::new().run(&format!("{RUN} --policy full {system} {more}")).ok()
+    };
+    let (all, weak) = (run("--json").json(), run("--pull auto --push auto --json").json());
+    assert_eq!((&all["missed_share"], &all["stale_share"]), (&0.0.into(), &0.0.into()));
+    assert!(weak["missed_share"].as_f64() > Some(0.05), "{weak}");
+    assert!(weak["rounds_per_s"].as_f64() > all["rounds_per_s"].as_f64().map(|all| 2.0 * all));
+    assert!(run("--push 0.75").stdout.contains("all with values, 0.75 with gradients"));
+}
+
+#[test]
 fn what_a_system_cannot_do_is_refused() {
     let place = Place::new();
     let run = |more: &str| place.run(&format!("{RUN} {more}"));

@@ -266,8 +266,17 @@ impl Run {
         let sizes: Vec<u32> =
             (0..layout.shards()).map(|shard| layout.shard_blocks(shard).len() as u32).collect();
         let weak = config.pull.shards(&sizes, config.max_stale);
+        for (flag, enough) in [("pull", config.pull), ("push", config.push)] {
+            if enough.needs_all(&sizes) {
+                tracing::warn!(
+                    "--{flag} {enough}: with {} shards that is all of them, and a slow one is waited \
+                     for; use more shards, a smaller share, or auto",
+                    sizes.len()
+                );
+            }
+        }
         let mut core = Coordinator::new(round, policy, ledger, config.batch, weak, first);
-        if let Some(rule) = config.push.pushes(&sizes, config.max_stale) {
+        if let Some(rule) = config.push.rule(&sizes, config.max_stale) {
             core = core.with_partial_pushes(&sizes, rule);
         }
         let mut run = Run {

@@ -1,14 +1,20 @@
 //! The coordinator, the network and the workers, moment by moment.
 
-use std::{cmp::Reverse, collections::BinaryHeap, ops::Range, time::Duration};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, BinaryHeap},
+    ops::Range,
+    time::Duration,
+};
 
 use paceline_core::{
-    Blocks, Contribution, Coordinator, CutReason, EventKind, LeaveReason, Ledger, Phase, Policy,
-    Round, RoundConfig, ShardId, Shards, Straggler, Time, Version, Work, WorkerId,
+    BlockClose, Blocks, Contribution, Coordinator, CutReason, EventKind, LeaveReason, Ledger,
+    Phase, Policy, Round, RoundConfig, ShardId, Straggler, Time, Version, Work, WorkerId,
 };
 
 use super::{
-    System, SystemOutcome, SystemRound,
+    System, SystemOutcome, SystemRound, Weak,
+    intakes::Intakes,
     network::{Network, Way},
     post::{Message, Post},
     servers::{Present, Servers},
@@ -27,6 +33,10 @@ pub(super) struct Driver<'a> {
     network: Network,
     servers: Servers,
     tasks: Vec<Task>,
+    /// Where workers do not wait for all shards' values.
+    intakes: Option<Intakes>,
+    /// Workers do not say what becomes of what they push, shard by shard.
+    apart: bool,
     /// When each gradient in the making begins to reach the shards: moment, worker, version.
     computing: BinaryHeap<Reverse<(Time, WorkerId, Version)>>,
     /// What is under way otherwise.
@@ -46,7 +56,12 @@ pub(super) struct Driver<'a> {
 struct Observed {
     accepted: f64,
     given: usize,
-    stale: f64,
+    /// The share of the shards that it does not have.
+    left_out: f64,
+    /// Of how many shards workers have old values, in sum, and how many workers have begun.
+    old: usize,
+    begun: usize,
+    missed: f64,
     /// The last arrival's pull, compute and push.
     last: [Duration; 3],
     reason: Option<CutReason>,
@@ -58,7 +73,7 @@ struct Observed {
 impl<'a> Driver<'a> {
     pub(super) fn new(
         system: &System,
-        shards: Shards,
+        weak: Weak,
         world: &'a mut dyn World,
         policy: Box<dyn Policy>,
     ) -> Driver<'a> {
@@ -71,16 +86,27 @@ impl<'a> Driver<'a> {
             // Who is absent from a trace comes back in a later round of it.
             quorum_grace: Duration::MAX,
             straggler,
+            blocks: system.spec.shards,
             ..RoundConfig::default()
         };
         let ledger = Ledger::new(u32::MAX, None).with_patience(system.patience);
         let batch = world.micro_batches() as u32;
+        let Weak { shards, pull, push, max_stale } = weak;
+        let apart = pull.is_some() || push.is_some();
+        let mut coordinator = Coordinator::new(config, policy, ledger, batch, shards, Round(0));
+        if let Some(rule) = push {
+            coordinator =
+                coordinator.with_partial_pushes(&vec![1; system.spec.shards as usize], rule);
+        }
+        let intakes = pull.map(|rule| Intakes::new(rule, max_stale, world.workers()));
         Driver {
             system: System { straggler, ..*system },
-            coordinator: Coordinator::new(config, policy, ledger, batch, shards, Round(0)),
+            coordinator,
             network: Network::new(&system.spec, world.workers()),
             servers: Servers::new(&system.spec),
             tasks: vec![Task::default(); world.workers()],
+            intakes,
+            apart,
             world,
             computing: BinaryHeap::new(),
             post: Post::default(),
@@ -101,6 +127,8 @@ impl<'a> Driver<'a> {
         self.open = Observed::default();
         loop {
             self.settle();
+            let due = self.intakes.as_ref().map(|intakes| intakes.due(self.now));
+            due.into_iter().flatten().for_each(|worker| self.begin(worker));
             if self.open.updating && self.coordinator.settle(self.now) {
                 return Some(self.seen());
             }
@@ -132,6 +160,7 @@ impl<'a> Driver<'a> {
         let whole = self.now.since(self.began);
         let overhead = self.now.since(self.open.closed);
         let wait = whole.saturating_sub(pull + compute + push + overhead);
+        let of = (self.open.begun * self.coordinator.shards().count()).max(1) as f64;
         SystemRound {
             accepted: self.open.accepted / self.world.micro_batches() as f64,
             given: self.open.given,
@@ -141,7 +170,8 @@ impl<'a> Driver<'a> {
             push: push.as_secs_f64(),
             wait: wait.as_secs_f64(),
             overhead: overhead.as_secs_f64(),
-            stale: self.open.stale,
+            stale: self.open.left_out + self.open.old as f64 / of,
+            missed: self.open.missed,
             reason: self.open.reason.unwrap_or(CutReason::AllArrived),
         }
     }
@@ -156,7 +186,11 @@ impl<'a> Driver<'a> {
                 continue;
             }
             let index = worker.0 as usize;
-            self.network.leave(index, self.now);
+            self.network.leave(Way::Pull, index, self.now);
+            self.network.leave(Way::Push, index, self.now);
+            if let Some(intakes) = &mut self.intakes {
+                intakes.leave(worker);
+            }
             // What is under way to it is of older versions.
             self.tasks[index] = Task::given_up(Version(base.0.saturating_sub(1)));
             let why = LeaveReason::Disconnected;
@@ -176,7 +210,8 @@ impl<'a> Driver<'a> {
         // Between rounds only the shards are waited for.
         let closed = self.coordinator.machine().phase() == Phase::Closed;
         let wake = self.coordinator.next_wake().filter(|_| !closed || self.open.updating);
-        [computed, self.post.next(), self.network.next(), wake].into_iter().flatten().min()
+        let looks = self.intakes.as_ref().and_then(Intakes::next);
+        [computed, self.post.next(), self.network.next(), wake, looks].into_iter().flatten().min()
     }
 
     /// All that happens by now.
@@ -227,7 +262,39 @@ impl<'a> Driver<'a> {
             return;
         }
         self.tasks[index] = Task { left: self.servers.count(task.shards), ..task };
+        if let Some(intakes) = &mut self.intakes {
+            let base = task.base.expect("it has work");
+            let asked = intakes.want(worker, base, &self.servers.absent(task.shards), self.now);
+            return self.fetch(worker, &asked);
+        }
         if !self.network.enter(Way::Pull, index, task.shards, self.now) {
+            self.compute(worker);
+        }
+    }
+
+    /// A worker asks these shards, and looks whether it needs them.
+    fn fetch(&mut self, worker: WorkerId, shards: &BTreeSet<ShardId>) {
+        let kinds = self.servers.present(shards);
+        if !self.network.enter(Way::Pull, worker.0 as usize, kinds, self.now) {
+            let shards: Vec<Range<u32>> = self.servers.among(kinds).collect();
+            shards.into_iter().for_each(|shards| self.landed(worker, shards));
+        }
+        self.begin(worker);
+    }
+
+    /// Values have come that a worker did or did not wait for.
+    fn landed(&mut self, worker: WorkerId, shards: Range<u32>) {
+        let intakes = self.intakes.as_mut().expect("not all are waited for");
+        let asked = intakes.landed(worker, shards, self.now);
+        self.fetch(worker, &asked);
+    }
+
+    /// A worker that waits for values computes if it has enough.
+    fn begin(&mut self, worker: WorkerId) {
+        let old = self.intakes.as_mut().and_then(|intakes| intakes.begin(worker, self.now));
+        if let Some(old) = old {
+            self.open.old += old;
+            self.open.begun += 1;
             self.compute(worker);
         }
     }
@@ -260,6 +327,7 @@ impl<'a> Driver<'a> {
         let id = WorkerId(worker as u32);
         match way {
             Way::Push => self.staged(id, shards),
+            Way::Pull if self.intakes.is_some() => self.landed(id, shards),
             Way::Pull => {
                 self.tasks[worker].left -= shards.len() as u32;
                 if self.tasks[worker].left == 0 {
@@ -289,7 +357,11 @@ impl<'a> Driver<'a> {
             // It may have delivered meanwhile, or not have heard of the round yet.
             if task.is_at(base) || task.base < Some(base) {
                 *task = Task::given_up(base);
-                self.network.leave(index, self.now);
+                self.network.leave(Way::Push, index, self.now);
+                match &mut self.intakes {
+                    Some(intakes) => intakes.stop(worker),
+                    None => self.network.leave(Way::Pull, index, self.now),
+                }
                 stopped.push(worker);
             }
         }
@@ -303,11 +375,12 @@ impl<'a> Driver<'a> {
             match event.kind {
                 EventKind::RoundStarted { round, work } => self.hand_out(round.base(), &work),
                 EventKind::Enlisted { round, work } => self.hand_out(round.base(), &[work]),
-                EventKind::Arrived { worker, weight, .. } => {
+                EventKind::Arrived { worker, weight, blocks, .. } => {
                     self.open.accepted += weight;
                     self.open.last = self.tasks[worker.0 as usize].split(event.at);
-                    self.servers.fold(self.present(), event.at);
+                    self.fold(event.at, |shard| blocks.contains(shard.0));
                 }
+                EventKind::Landed { shard, .. } => self.fold(event.at, |other| other == shard),
                 EventKind::Late { .. } => self.late += 1,
                 EventKind::Cut { round, reason, stragglers, .. } => {
                     self.open.reason = Some(reason);
@@ -317,20 +390,45 @@ impl<'a> Driver<'a> {
                     }
                 }
                 EventKind::ShardAwaited { .. } => self.awaited += 1,
-                EventKind::Closed { round, .. } => self.close(round, event.at),
+                EventKind::Closed { round, closes, .. } => self.close(round, &closes, event.at),
                 _ => {}
             }
         }
     }
 
+    /// Shards that have a part of what was accepted fold it.
+    fn fold(&mut self, at: Time, among: impl Fn(ShardId) -> bool) {
+        let fresh = self.coordinator.shards().fresh();
+        let have = fresh.iter().copied().filter(|&shard| among(shard)).collect();
+        self.servers.fold(self.servers.present(&have), at);
+    }
+
     /// The shards that the round has make its update.
-    fn close(&mut self, round: Round, at: Time) {
+    fn close(&mut self, round: Round, closes: &[BlockClose], at: Time) {
         self.open.closed = at;
         self.open.updating = true;
         let shards = self.coordinator.shards();
-        self.open.stale = shards.left_out().count() as f64 / shards.count() as f64;
+        self.open.left_out = shards.left_out().count() as f64 / shards.count() as f64;
+        let members: BTreeSet<WorkerId> =
+            closes.iter().flat_map(|close| &close.members).map(|&(worker, _)| worker).collect();
+        let reached = |shard: &ShardId| {
+            let close = closes.iter().find(|close| close.blocks.contains(shard.0));
+            close.map_or(0, |close| close.members.len())
+        };
+        let (all, reached) = (
+            shards.fresh().len() * members.len(),
+            shards.fresh().iter().map(reached).sum::<usize>(),
+        );
+        self.open.missed = 1.0 - reached as f64 / all.max(1) as f64;
         for (shards, applied) in self.servers.update(self.present(), round, at) {
             self.post.send(Message::Applied(shards), applied);
+        }
+        if self.apart && self.coordinator.machine().stops_stragglers() {
+            // Parts that are still under way are of no use, and their workers do not say so.
+            self.coordinator.give_up_parts(round.base());
+            for WorkerId(worker) in members {
+                self.network.leave(Way::Push, worker as usize, self.now);
+            }
         }
     }
 
@@ -342,6 +440,9 @@ impl<'a> Driver<'a> {
     /// Work goes to the workers and their requests to the shards: two ways.
     fn hand_out(&mut self, base: Version, work: &[Work]) {
         let shards = self.present();
+        if let Some(intakes) = &mut self.intakes {
+            intakes.open(base, self.coordinator.shards().fresh());
+        }
         let requests = work.iter().map(|work| {
             let seconds = self.world.run_time(work.worker.0 as usize);
             let compute = Time::span(seconds.expect("who is absent is not live"));

@@ -11,9 +11,13 @@
 //!
 //! One shard may be slower than the others, or stop now and then. Where not all are waited for, a
 //! round has those that were in time: nothing is pulled from the others or pushed to them, and they
-//! come back once they have made the update that they owe.
+//! come back once they have made the update that they owe. Of those that it has a worker waits for as
+//! many as its own rule says, with values that are older otherwise, and its gradient counts once it is
+//! on as many as a rule of the coordinator says; what is still under way when its round closes is
+//! given up. These, too, are the production ones ([`Weak`]).
 
 mod driver;
+mod intakes;
 mod link;
 mod network;
 mod outcome;
@@ -23,7 +27,7 @@ mod servers;
 mod spec;
 mod task;
 
-use paceline_core::{Ledger, Policy, Shards, Straggler};
+use paceline_core::{Ledger, Policy, Shards, Straggler, WaitRule};
 
 use self::driver::Driver;
 pub use self::{
@@ -47,6 +51,18 @@ pub struct System {
     pub patience: u32,
 }
 
+/// Which shards are waited for, where not all are.
+pub struct Weak {
+    /// By rounds, for the last update.
+    pub shards: Shards,
+    /// By workers, for values; all without.
+    pub pull: Option<WaitRule>,
+    /// By the coordinator, for the parts of a gradient; all without.
+    pub push: Option<WaitRule>,
+    /// For how many rounds a worker may use old values.
+    pub max_stale: u64,
+}
+
 impl System {
     /// Stragglers abort, the rest is as in production.
     pub fn new(spec: SystemSpec) -> System {
@@ -61,19 +77,20 @@ impl System {
         rounds: usize,
         policy: Box<dyn Policy>,
     ) -> SystemOutcome {
-        self.run_over(Shards::all(self.spec.shards), world, rounds, policy)
+        let shards = Shards::all(self.spec.shards);
+        self.run_over(Weak { shards, pull: None, push: None, max_stale: 0 }, world, rounds, policy)
     }
 
-    /// The same over shards that may be left behind: as many as the system has.
+    /// The same over shards, as many as the system has, that may be left behind.
     pub fn run_over(
         &self,
-        shards: Shards,
+        weak: Weak,
         world: &mut dyn World,
         rounds: usize,
         policy: Box<dyn Policy>,
     ) -> SystemOutcome {
         let (policy, cost) = Timed::new(policy);
-        let mut driver = Driver::new(self, shards, world, Box::new(policy));
+        let mut driver = Driver::new(self, weak, world, Box::new(policy));
         let rounds = (0..rounds).filter_map(|_| driver.round()).collect();
         let cost = cost.lock().expect("nobody panicked with it").clone();
         driver.outcome(rounds, cost)

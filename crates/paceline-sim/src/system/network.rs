@@ -54,12 +54,9 @@ impl Network {
         !self.groups.is_empty()
     }
 
-    /// Stops a worker's transfers, both ways.
-    pub(super) fn leave(&mut self, worker: usize, now: Time) {
-        for group in &mut self.groups {
-            group.pull.leave(worker, now);
-            group.push.leave(worker, now);
-        }
+    /// Stops a worker's transfers that way.
+    pub(super) fn leave(&mut self, way: Way, worker: usize, now: Time) {
+        self.groups.iter_mut().for_each(|group| group.link(way).leave(worker, now));
     }
 
     /// The next moment at which a transfer ends, if nothing changes.

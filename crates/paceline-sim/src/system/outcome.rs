@@ -25,8 +25,11 @@ pub struct SystemRound {
     pub wait: f64,
     /// From the close to the publication.
     pub overhead: f64,
-    /// The share of the shards, and so of the blocks, that it did without.
+    /// The share of the shards, and so of the blocks, that it did without, or of which its workers had
+    /// old values.
     pub stale: f64,
+    /// The share of the blocks it had that what it accepted did not reach.
+    pub missed: f64,
     /// Why it stopped waiting.
     pub reason: CutReason,
 }

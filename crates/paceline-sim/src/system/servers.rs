@@ -56,6 +56,11 @@ impl Servers {
         present
     }
 
+    /// The shards of other kinds.
+    pub(super) fn absent(&self, present: Present) -> Vec<u32> {
+        self.among(present.map(|here| !here)).flatten().collect()
+    }
+
     /// How many shards these are.
     pub(super) fn count(&self, present: Present) -> u32 {
         self.among(present).map(|shards| shards.len() as u32).sum()

@@ -43,11 +43,14 @@ pub(crate) struct SimulateArgs {
     /// then how long workers compute
     #[arg(long, value_name = "SYSTEM")]
     pub(super) system: Option<SystemSpec>,
-    /// Which shards a round of --system needs: all, a share of them (0.75), or as many as it pays to
-    /// wait for (auto)
+    /// Which shards a round of --system needs, and a worker new values of: all, a share of them (0.75),
+    /// or as many as it pays to wait for (auto)
     #[arg(long, value_name = "RULE", default_value = "all", requires = "system")]
     pub(super) pull: Enough,
-    /// A shard that has missed so many updates is waited for, with --pull
+    /// The same of the shards that must have a gradient before it counts: all, a share of them, or auto
+    #[arg(long, value_name = "RULE", default_value = "all", requires = "system")]
+    pub(super) push: Enough,
+    /// A shard that has missed so many updates is waited for, with --pull and --push
     #[arg(long, value_name = "N", default_value_t = 8, requires = "system", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) max_stale: u64,
     /// The model of run-times that bdsgd and auto begin with, as `paceline model fit` writes it;

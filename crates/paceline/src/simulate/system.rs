@@ -13,7 +13,7 @@ use anyhow::Result;
 use paceline_core::Straggler;
 use paceline_model::Model;
 use paceline_policy::{Enough, PolicySpec};
-use paceline_sim::{Drawn, Recorded, System, SystemOutcome, SystemSpec};
+use paceline_sim::{Drawn, Recorded, System, SystemOutcome, SystemSpec, Weak};
 use paceline_trace::Trace;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -56,7 +56,7 @@ pub(super) struct Row {
     ledger_balanced: bool,
     /// Where shards may be left behind.
     #[serde(flatten)]
-    weak: Option<Weak>,
+    weak: Option<Absences>,
     /// What simulating took.
     wall_s: f64,
     decide_us_p99: f64,
@@ -65,12 +65,15 @@ pub(super) struct Row {
 
 /// What rounds did without the shards that they did not wait for.
 #[derive(Debug, Clone, Serialize)]
-struct Weak {
+struct Absences {
     pull: Enough,
+    push: Enough,
     max_stale: u64,
     rounds_per_s: f64,
-    /// Share of the blocks that rounds did without, each of which keeps its last value.
+    /// Share of the blocks that rounds did without, or workers had old values of.
     stale_share: f64,
+    /// Share of the other blocks that what was accepted did not reach.
+    missed_share: f64,
     /// How often a shard was waited for that had missed as many updates as it may.
     awaited: u64,
 }
@@ -95,7 +98,13 @@ pub(super) fn study(
     let rows = jobs.par_iter().map(|&(policy, seed)| {
         let began = Instant::now();
         // Shards hold equal parts, so it does not matter how many blocks that is.
-        let shards = args.pull.shards(&vec![1; spec.shards as usize], args.max_stale);
+        let (blocks, max_stale) = (vec![1; spec.shards as usize], args.max_stale);
+        let shards = Weak {
+            shards: args.pull.shards(&blocks, max_stale),
+            pull: args.pull.rule(&blocks, max_stale),
+            push: args.push.rule(&blocks, max_stale),
+            max_stale,
+        };
         let decides = policy.build_with(model, paceline_policy::Objective::Samples);
         let outcome = match source.by_the_clock() {
             Some((spec, drawn)) => {
@@ -123,13 +132,16 @@ pub(super) fn study(
 }
 
 /// Told where shards may be left behind, or one gives reason to.
-fn weak(args: &SimulateArgs, spec: &SystemSpec, outcome: &SystemOutcome) -> Option<Weak> {
-    let told = args.pull != Enough::All || spec.slow_fold > 1.0 || spec.stop_every > 0;
-    told.then(|| Weak {
+fn weak(args: &SimulateArgs, spec: &SystemSpec, outcome: &SystemOutcome) -> Option<Absences> {
+    let rules = args.pull != Enough::All || args.push != Enough::All;
+    let slow = spec.slow_fold > 1.0 || spec.slow_shard < 1.0 || spec.stop_every > 0;
+    (rules || slow).then(|| Absences {
         pull: args.pull,
+        push: args.push,
         max_stale: args.max_stale,
         rounds_per_s: outcome.round_rate(),
         stale_share: outcome.mean(|round| round.stale),
+        missed_share: outcome.mean(|round| round.missed),
         awaited: outcome.awaited,
     })
 }
@@ -260,26 +272,29 @@ pub(super) fn text(rows: &[Row]) -> String {
 
 /// The same of shards that are not always waited for; nothing where there are none.
 fn weak_text(rows: &[Row], width: usize) -> String {
-    let Some(Weak { pull, max_stale, .. }) = rows.first().and_then(|row| row.weak.as_ref()) else {
+    let first = rows.first().and_then(|row| row.weak.as_ref());
+    let Some(Absences { pull, push, max_stale, .. }) = first else {
         return String::new();
     };
-    let bound = match pull {
-        Enough::All => String::new(),
-        _ => format!(", and in any case those that have missed {max_stale} updates"),
+    let bound = match (pull, push) {
+        (Enough::All, Enough::All) => String::new(),
+        _ => format!("; in any case those that have missed {max_stale} updates"),
     };
     let mut text = format!(
-        "\nshards waited for: {pull}{bound}\n\n{:width$} {:>4} {:>9} {:>12} {:>19}\n",
-        "policy", "seed", "rounds /s", "blocks stale", "waited at the bound"
+        "\nshards waited for: {pull} with values, {push} with gradients{bound}\n\n\
+         {:width$} {:>4} {:>9} {:>12} {:>14} {:>19}\n",
+        "policy", "seed", "rounds /s", "blocks stale", "not reached", "waited at the bound"
     );
     for row in rows {
         let Some(weak) = &row.weak else { continue };
         let _ = writeln!(
             text,
-            "{:width$} {:>4} {:>9} {:>10.1} % {:>18}×",
+            "{:width$} {:>4} {:>9} {:>10.1} % {:>12.1} % {:>18}×",
             row.policy,
             row.seed,
             short(weak.rounds_per_s),
             100.0 * weak.stale_share,
+            100.0 * weak.missed_share,
             weak.awaited,
         );
     }
