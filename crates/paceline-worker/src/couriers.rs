@@ -20,9 +20,6 @@ use crate::{
     mailbox::{Mailbox, Until},
 };
 
-/// How often a worker that waits looks whether that is still of use.
-const LOOK: Duration = Duration::from_millis(20);
-
 /// A courier for every shard.
 pub(crate) struct Couriers {
     office: Arc<Office>,
@@ -43,8 +40,6 @@ struct Office {
     /// There is something for the courier of a desk to do. Each is called by itself: to be woken for
     /// nothing costs as much as a small errand.
     called: Vec<Condvar>,
-    /// A courier has brought something, or failed.
-    brought: Condvar,
 }
 
 /// What one courier is to do, and what it has brought.
@@ -75,6 +70,11 @@ impl Desk {
     fn fetch(&mut self, version: Version) {
         self.pull = Some((version, std::mem::take(&mut self.spare)));
     }
+
+    /// What the courier has brought, if it has not failed.
+    fn take(&mut self) -> Result<Option<Landed>, FrameError> {
+        self.failed.take().map_or_else(|| Ok(self.landed.take()), Err)
+    }
 }
 
 impl Couriers {
@@ -89,7 +89,7 @@ impl Couriers {
         let blocks: Vec<u32> = links.iter().map(|link| link.blocks.len() as u32).collect();
         let desks = Mutex::new(links.iter().map(|_| Desk::default()).collect());
         let called = links.iter().map(|_| Condvar::new()).collect();
-        let office = Arc::new(Office { desks, called, brought: Condvar::new() });
+        let office = Arc::new(Office { desks, called });
         let couriers = Couriers {
             starts: links.iter().map(|link| link.elements.start).collect(),
             intake: Intake::new(enough.asked_anew(&blocks, max_stale), max_stale),
@@ -119,29 +119,18 @@ impl Couriers {
         behind: &[u32],
         load: Load<'_>,
     ) -> Result<Option<Version>, FrameError> {
-        let office = Arc::clone(&self.office);
-        let mut desks = office.lock();
-        for (ShardId(shard), version) in self.intake.want(wanted, behind, self.now()) {
-            desks[shard as usize].fetch(version);
+        {
+            let mut desks = self.office.lock();
+            for (ShardId(shard), version) in self.intake.want(wanted, behind, self.now()) {
+                desks[shard as usize].fetch(version);
+            }
+            self.office.call(&desks);
         }
-        office.call(&desks);
         let mut said = false;
         let mut found = wanted;
         loop {
-            for (shard, desk) in desks.iter_mut().enumerate() {
-                if let Some(error) = desk.failed.take() {
-                    return Err(error);
-                }
-                let Some(landed) = desk.landed.take() else { continue };
-                load(self.starts[shard], &landed.values);
-                desk.spare = landed.values;
-                found = found.max(landed.found);
-                let next = self.intake.landed(ShardId(shard as u32), landed.found, self.now());
-                if let Some(version) = next {
-                    desk.fetch(version);
-                    office.called[shard].notify_one();
-                }
-            }
+            let seen = self.mailbox.landings();
+            found = found.max(self.take_in(load)?.unwrap_or(found));
             let bound = self.intake.advance(self.now());
             if let Some((shard, rounds)) = bound.filter(|_| !std::mem::replace(&mut said, true)) {
                 tracing::warn!("waiting for values of {shard}, which are {rounds} rounds old");
@@ -153,13 +142,32 @@ impl Couriers {
             if self.intake.is_ready() {
                 break;
             }
-            let sleep =
-                self.intake.next_wake().map_or(LOOK, |at| at.since(self.now().min(at)).min(LOOK));
-            let waited = office.brought.wait_timeout(desks, sleep.max(Duration::from_micros(50)));
-            desks = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let sleep = self.intake.next_wake().map(|at| at.since(self.now().min(at)));
+            let sleep = sleep.map(|sleep| sleep.max(Duration::from_micros(50)));
+            self.mailbox.await_landing(wanted, seen, sleep);
         }
         self.stale = self.intake.stale().collect();
         Ok(Some(found))
+    }
+
+    /// Loads what couriers have brought, and sends them for more where it is not new enough; returns the
+    /// newest version among it.
+    fn take_in(&mut self, load: Load<'_>) -> Result<Option<Version>, FrameError> {
+        let mut newest = None;
+        for shard in 0..self.starts.len() {
+            let landed = self.office.lock()[shard].take()?;
+            let Some(Landed { found, values }) = landed else { continue };
+            load(self.starts[shard], &values);
+            newest = newest.max(Some(found));
+            let next = self.intake.landed(ShardId(shard as u32), found, self.now());
+            let desk = &mut self.office.lock()[shard];
+            desk.spare = values;
+            if let Some(version) = next {
+                desk.fetch(version);
+                self.office.called[shard].notify_one();
+            }
+        }
+        Ok(newest)
     }
 
     /// Hands the gradient over for delivery, and takes back a buffer that is not needed any more.
@@ -236,19 +244,15 @@ impl Office {
                     read.map(|found| Some(Landed { found, values }))
                 }
             };
-            let mut desks = self.lock();
-            let desk = &mut desks[desk];
+            let failed = done.is_err();
             match done {
                 Ok(None) => continue,
-                Ok(Some(landed)) => {
-                    desk.landed = Some(landed);
-                    self.brought.notify_one();
-                }
-                Err(error) => {
-                    desk.failed = Some(error);
-                    self.brought.notify_one();
-                    return;
-                }
+                Ok(Some(landed)) => self.lock()[desk].landed = Some(landed),
+                Err(error) => self.lock()[desk].failed = Some(error),
+            }
+            mailbox.note_landing();
+            if failed {
+                return;
             }
         }
     }

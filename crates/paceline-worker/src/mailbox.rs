@@ -42,6 +42,8 @@ pub(crate) enum Next {
 pub(crate) struct Mailbox {
     state: Mutex<State>,
     changed: Condvar,
+    /// For who waits for values, whom each of a shard's answers would concern.
+    landed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -54,6 +56,8 @@ struct State {
     over: Option<Version>,
     closed: u64,
     used: u64,
+    /// Answers of shards so far.
+    landings: u64,
 }
 
 impl Mailbox {
@@ -78,6 +82,35 @@ impl Mailbox {
             ToWorker::Expelled(why) => state.stop = Some(Err(format!("shown out: {why}"))),
         }
         self.changed.notify_all();
+        self.landed.notify_one();
+    }
+
+    /// A shard has answered, or never will.
+    pub(crate) fn note_landing(&self) {
+        self.lock().landings += 1;
+        self.landed.notify_one();
+    }
+
+    /// Answers of shards so far.
+    pub(crate) fn landings(&self) -> u64 {
+        self.lock().landings
+    }
+
+    /// Waits for another than the `seen` answers of shards, but no longer than until `base` is closed, or
+    /// for `time` if there is one.
+    pub(crate) fn await_landing(&self, base: Version, seen: u64, time: Option<Duration>) {
+        let mut state = self.lock();
+        let waits = |state: &State| state.landings == seen && !state.is_over(base, Until::Close);
+        match time {
+            Some(time) => {
+                drop(self.landed.wait_timeout_while(state, time, |state| waits(state)));
+            }
+            None => {
+                while waits(&state) {
+                    state = self.landed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        }
     }
 
     /// The connection is gone; nothing more will come.
@@ -85,6 +118,7 @@ impl Mailbox {
         let mut state = self.lock();
         state.stop.get_or_insert(Err(error));
         self.changed.notify_all();
+        self.landed.notify_one();
     }
 
     /// Waits for something to do.
