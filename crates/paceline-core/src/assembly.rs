@@ -33,8 +33,17 @@ struct Partial {
     /// Each shard's blocks.
     blocks: Vec<Range<u32>>,
     races: BTreeMap<WorkerId, Race>,
-    /// A shard that is waited for though the rule would not, and the pushes it has missed.
-    awaited: Option<(ShardId, u64)>,
+    /// Contributions that a shard at its bound is waited for with, and the pushes it has missed.
+    awaited: Vec<Awaited>,
+}
+
+/// A contribution that does not count before a shard has its part, which has missed so many.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Awaited {
+    pub(crate) worker: WorkerId,
+    pub(crate) base: Version,
+    pub(crate) shard: ShardId,
+    pub(crate) missed: u64,
 }
 
 /// How far a worker's last contribution has come.
@@ -53,7 +62,7 @@ impl Assembly {
             Some(start..*end)
         });
         let blocks = ends.collect();
-        let partial = Partial { rule, blocks, races: BTreeMap::new(), awaited: None };
+        let partial = Partial { rule, blocks, races: BTreeMap::new(), awaited: Vec::new() };
         Assembly { partial: Some(partial), ..Assembly::default() }
     }
 
@@ -90,16 +99,26 @@ impl Assembly {
         now: Time,
     ) -> Option<Contribution> {
         self.parts.entry((worker, base)).or_default().staged.insert(shard);
-        self.answered(worker, base, shard, now);
+        self.answered(worker, base, shard, true, now);
         self.whole((worker, base), now)
     }
 
-    /// A shard holds its part of a contribution that was counted, or given up, before.
-    pub(crate) fn answered(&mut self, worker: WorkerId, base: Version, shard: ShardId, now: Time) {
+    /// A shard holds its part of a contribution, which counts there, or was given up before.
+    pub(crate) fn answered(
+        &mut self,
+        worker: WorkerId,
+        base: Version,
+        shard: ShardId,
+        counts: bool,
+        now: Time,
+    ) {
         let Some(partial) = &mut self.partial else { return };
         if let Some(race) = partial.races.get_mut(&worker).filter(|race| race.base == base) {
             // It may have said so twice.
-            let _ = race.shards.answered(shard, now);
+            let _ = match counts {
+                true => race.shards.answered(shard, now),
+                false => race.shards.answered_in_vain(shard, now),
+            };
         }
     }
 
@@ -131,9 +150,12 @@ impl Assembly {
         })
     }
 
-    /// A shard whose part is waited for at the bound, if that is news.
-    pub(crate) fn take_awaited(&mut self) -> Option<(ShardId, u64)> {
-        self.partial.as_mut()?.awaited.take()
+    /// Contributions that wait for a shard at its bound, since this was last asked.
+    pub(crate) fn take_awaited(&mut self) -> Vec<Awaited> {
+        self.partial
+            .as_mut()
+            .map(|partial| std::mem::take(&mut partial.awaited))
+            .unwrap_or_default()
     }
 
     /// Nothing more will come of this worker's parts.
@@ -196,13 +218,16 @@ impl Partial {
             // A part of it may have come before it was left out.
             let _ = race.shards.answered(shard, now);
         }
+        if let Some((shard, missed)) = race.shards.at_bound() {
+            self.awaited.push(Awaited { worker, base, shard, missed });
+        }
     }
 
     fn is_enough(&mut self, (worker, base): (WorkerId, Version), now: Time) -> bool {
         let Some(race) = self.races.get_mut(&worker).filter(|race| race.base == base) else {
             return false;
         };
-        self.awaited = race.shards.advance(now).or(self.awaited);
+        race.shards.advance(now);
         race.shards.is_ready()
     }
 

@@ -9,7 +9,7 @@ use crate::{
     Contribution, Event, EventKind, LeaveReason, Ledger, LedgerError, MachineError, NoiseScale,
     Phase, Policy, Round, RoundConfig, RoundMachine, ShardId, Shards, StopReason, Straggler, Time,
     Version, Work, WorkerId,
-    assembly::{Assembly, WaitRule},
+    assembly::{Assembly, Awaited, WaitRule},
 };
 
 /// Whoever is nearly as fast as the median is given as much.
@@ -148,7 +148,9 @@ impl Coordinator {
         self.machine.check(&contribution)?;
         self.machine.note_done(&contribution);
         self.forget_before(worker, base);
-        match self.assembly.said(contribution, now)? {
+        let whole = self.assembly.said(contribution, now)?;
+        self.note_awaited_parts(now);
+        match whole {
             Some(whole) => self.arrive(whole, now),
             None => Ok(()),
         }
@@ -183,10 +185,10 @@ impl Coordinator {
 
     /// A part comes of what is not waited for any more; says whether it still counts on its shard.
     fn land(&mut self, worker: WorkerId, base: Version, shard: ShardId, now: Time) -> bool {
-        self.assembly.answered(worker, base, shard, now);
         let blocks =
             self.assembly.blocks_of(shard).filter(|_| self.shards.fresh().contains(&shard));
         let share = blocks.and_then(|blocks| self.machine.extend(worker, base, &blocks));
+        self.assembly.answered(worker, base, shard, share.is_some(), now);
         if let Some(share) = share {
             let kind = EventKind::Landed { worker, base, shard, share };
             self.events.push_back(Event { at: now, kind });
@@ -272,17 +274,19 @@ impl Coordinator {
         for whole in self.assembly.due(now) {
             self.arrive(whole, now).expect("it was checked when it was said");
         }
-        self.note_awaited_parts(now);
         self.machine.decide(now);
         self.pump();
     }
 
+    /// What waits for a shard at its bound must not be cut: it would be given up, and be no nearer.
     fn note_awaited_parts(&mut self, now: Time) {
-        let Some((shard, rounds)) = self.assembly.take_awaited() else { return };
-        let here = Some((self.machine.round(), shard));
-        if std::mem::replace(&mut self.parts_awaited, here) != here {
-            let kind = EventKind::ShardAwaited { shard, rounds };
-            self.events.push_back(Event { at: now, kind });
+        for Awaited { worker, base, shard, missed } in self.assembly.take_awaited() {
+            self.machine.wait_for(worker, base);
+            let here = Some((self.machine.round(), shard));
+            if std::mem::replace(&mut self.parts_awaited, here) != here {
+                let kind = EventKind::ShardAwaited { shard, rounds: missed };
+                self.events.push_back(Event { at: now, kind });
+            }
         }
     }
 

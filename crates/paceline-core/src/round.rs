@@ -227,6 +227,14 @@ impl RoundMachine {
         }
     }
 
+    /// The round must not be cut before this work has arrived.
+    pub(crate) fn wait_for(&mut self, worker: WorkerId, base: Version) {
+        let current = |work: &&mut Assignment| work.base == base;
+        if let Some(work) = self.roster.working.get_mut(&worker).filter(current) {
+            work.waited_for = true;
+        }
+    }
+
     /// A worker has finished some of its micro-batches.
     pub fn handle_progress(&mut self, worker: WorkerId, base: Version, done: u32, now: Time) {
         self.catch_up(now);

@@ -23,6 +23,8 @@ pub struct Shards {
     blocks: Vec<u32>,
     /// What each has not answered yet.
     owed: Vec<Option<Owed>>,
+    /// What each that owes nothing has missed: it was not asked, or answered too late.
+    missed: Vec<u64>,
     /// Who has not answered is asked anew the next time.
     anew: bool,
     /// Who was told last.
@@ -104,6 +106,7 @@ impl Shards {
             told: Vec::new(),
             blocks: blocks.iter().map(|&blocks| blocks.max(1)).collect(),
             owed: vec![None; blocks.len()],
+            missed: vec![0; blocks.len()],
             least,
             most_stale,
             fresh: all.collect(),
@@ -148,9 +151,11 @@ impl Shards {
         if self.anew {
             // Nothing more is wanted of what was asked before, and nothing of who is not asked.
             for shard in self.numbers() {
+                let index = shard.0 as usize;
                 self.machine.forget_before(WorkerId(shard.0), update);
-                if !told.contains(&shard) {
-                    self.owed[shard.0 as usize] = None;
+                if let Some(owed) = self.owed[index].take() {
+                    // Where it was still waited for nobody has counted it as missed yet.
+                    self.missed[index] = owed.missed + u64::from(self.waits);
                 }
             }
         }
@@ -172,7 +177,8 @@ impl Shards {
         }
         for &Work { worker: WorkerId(shard), .. } in &work {
             let owed = &mut self.owed[shard as usize];
-            *owed = Some(Owed { update, missed: owed.map_or(0, |owed| owed.missed) });
+            let missed = owed.map_or(self.missed[shard as usize], |owed| owed.missed);
+            *owed = Some(Owed { update, missed });
         }
         self.machine.open(work, now);
         self.forget_events();
@@ -185,8 +191,18 @@ impl Shards {
 
     /// A shard has answered the update it was told to make last.
     pub fn answered(&mut self, shard: ShardId, now: Time) -> Result<(), MachineError> {
+        self.heard(shard, now).map(|_| self.missed[shard.0 as usize] = 0)
+    }
+
+    /// The same, but of no use any more: what it has missed it has missed.
+    pub fn answered_in_vain(&mut self, shard: ShardId, now: Time) -> Result<(), MachineError> {
+        self.heard(shard, now).map(|missed| self.missed[shard.0 as usize] = missed)
+    }
+
+    /// An answer, from a shard that has missed so many.
+    fn heard(&mut self, shard: ShardId, now: Time) -> Result<u64, MachineError> {
         let worker = WorkerId(shard.0);
-        let Some(Owed { update: base, .. }) =
+        let Some(Owed { update: base, missed }) =
             self.owed.get_mut(shard.0 as usize).and_then(Option::take)
         else {
             return Err(MachineError::Unknown(worker));
@@ -196,7 +212,13 @@ impl Shards {
         let answer = Contribution { worker, base, weight, loss: 0.0, square: None, blocks };
         self.machine.handle_arrival(answer, now)?;
         self.forget_events();
-        Ok(())
+        Ok(missed)
+    }
+
+    /// A shard that has not answered, and is waited for whatever the policy says; and what it has
+    /// missed.
+    pub fn at_bound(&self) -> Option<(ShardId, u64)> {
+        self.behind().find(|&(_, missed)| missed >= self.most_stale)
     }
 
     /// What is known of a shard that was told is not older than so many updates.
@@ -217,7 +239,7 @@ impl Shards {
         if self.machine.phase() != Phase::Closed {
             return None;
         }
-        let bound = self.behind().find(|&(_, missed)| missed >= self.most_stale);
+        let bound = self.at_bound();
         // Of who answers questions of their own only those count that were asked.
         let counts = |shard: &ShardId| !self.anew || self.told.contains(shard);
         let all = self.numbers().filter(counts).map(|ShardId(shard)| shard as usize);

@@ -318,36 +318,69 @@ fn a_grace_admits_what_comes_inside_it() {
     assert!(s.log.contains(&"arrived w2".to_owned()), "{:?}", s.log);
 }
 
-#[test]
-fn with_partial_pushes_blocks_close_on_their_own_members() {
-    // Two shards, of one block and of two; either will do, but not for more than two rounds.
+/// Two workers and two shards, of one block and of two; either will do for a contribution, but not for
+/// more than two rounds. A round is cut after so many arrivals.
+fn partial_pushes(arrivals: usize) -> Script {
     let sizes = [1, 2];
     let config = RoundConfig { blocks: 3, ..RoundConfig::default() };
-    let mut s = Script::new(0, First(2), config);
+    let mut s = Script::new(0, First(arrivals), config);
     let config = RoundConfig { blocks: 3, expected: 2, ..RoundConfig::default() };
-    let ledger = Ledger::new(1000, None);
-    let core = Coordinator::new(config, Box::new(First(2)), ledger, 10, Shards::all(2), Round(0));
+    let (policy, ledger) = (Box::new(First(arrivals)), Ledger::new(1000, None));
+    let core = Coordinator::new(config, policy, ledger, 10, Shards::all(2), Round(0));
     let rule = move || Shards::asked_anew(&sizes, Box::new(First(1)), 1, 2);
     s.coordinator = core.with_partial_pushes(&sizes, Box::new(rule));
     s.join(0).join(1).advance();
-    let done = |s: &mut Script, worker, base| {
-        let (worker, base) = (WorkerId(worker), Version(base));
-        let blocks = Blocks::All;
-        let said = Contribution { worker, base, weight: 10.0, loss: 1.0, square: None, blocks };
-        s.coordinator.handle_done(said, s.now).unwrap();
-    };
-    let stage = |s: &mut Script, worker, base, shard| {
-        let staged = (WorkerId(worker), Version(base), ShardId(shard));
-        let used = s.coordinator.handle_staged(staged.0, staged.1, staged.2, s.now).unwrap();
-        s.advance();
-        used
-    };
-    let publish = |s: &mut Script| {
-        for shard in 0..2 {
-            s.coordinator.handle_applied(ShardId(shard), s.now).unwrap();
-        }
-        s.advance();
-    };
+    s
+}
+
+fn done(s: &mut Script, worker: u32, base: u64) {
+    let (worker, base) = (WorkerId(worker), Version(base));
+    let blocks = Blocks::All;
+    let said = Contribution { worker, base, weight: 10.0, loss: 1.0, square: None, blocks };
+    s.coordinator.handle_done(said, s.now).unwrap();
+}
+
+fn stage(s: &mut Script, worker: u32, base: u64, shard: u32) -> bool {
+    let staged = (WorkerId(worker), Version(base), ShardId(shard));
+    let used = s.coordinator.handle_staged(staged.0, staged.1, staged.2, s.now).unwrap();
+    s.advance();
+    used
+}
+
+fn apply(s: &mut Script) {
+    for shard in 0..2 {
+        s.coordinator.handle_applied(ShardId(shard), s.now).unwrap();
+    }
+    s.advance();
+}
+
+#[test]
+fn a_part_that_always_comes_too_late_is_waited_for_at_the_bound_and_holds_its_round() {
+    let mut s = partial_pushes(1);
+    for base in 0..2 {
+        // Worker 0 is first, the round is over, and shard 1 has its part after that.
+        done(&mut s, 0, base);
+        stage(&mut s, 0, base, 0);
+        assert!(!stage(&mut s, 0, base, 1), "of no use any more");
+        s.coordinator.handle_aborted(WorkerId(1), Version(base), 0, s.now).unwrap();
+        apply(&mut s);
+    }
+    s.log.clear();
+    done(&mut s, 0, 2);
+    stage(&mut s, 0, 2, 0);
+    s.check(&["shard 1 is awaited after 2"]);
+    // One arrival would do for the policy, but then worker 0's part would be late for ever.
+    done(&mut s, 1, 2);
+    stage(&mut s, 1, 2, 0);
+    stage(&mut s, 1, 2, 1);
+    s.check(&["arrived w1", "landed w1 on shard 1"]);
+    assert!(stage(&mut s, 0, 2, 1));
+    assert_eq!(s.log[..2], ["arrived w0", "cut, all arrived:"], "{:?}", s.log);
+}
+
+#[test]
+fn with_partial_pushes_blocks_close_on_their_own_members() {
+    let mut s = partial_pushes(2);
     done(&mut s, 0, 0);
     assert!(stage(&mut s, 0, 0, 1));
     s.check(&["round 0: w0 w1", "arrived w0"]);
@@ -364,7 +397,7 @@ fn with_partial_pushes_blocks_close_on_their_own_members() {
         "closed w0 w1 | w0 (w0=0.000000 w1=0.000000)",
     ]);
     assert!(!stage(&mut s, 1, 0, 1), "its round is closed");
-    publish(&mut s);
+    apply(&mut s);
     // Shard 1 of worker 0 misses two rounds, and is waited for in the third.
     for base in 1..3 {
         done(&mut s, 0, base);
@@ -372,7 +405,7 @@ fn with_partial_pushes_blocks_close_on_their_own_members() {
         done(&mut s, 1, base);
         stage(&mut s, 1, base, 0);
         stage(&mut s, 1, base, 1);
-        publish(&mut s);
+        apply(&mut s);
     }
     s.log.clear();
     done(&mut s, 0, 3);
