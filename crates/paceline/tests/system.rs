@@ -78,6 +78,8 @@ fn what_a_system_cannot_do_is_refused() {
     run("--system lan --straggler salvage").failed(2, &["abort and finish"]);
     run("--system lan --overhead 1").failed(2, &["fold"]);
     run("--pull auto").failed(2, &["--system"]);
+    run("--system lan --push auto --straggler finish").failed(2, &["--push all"]);
+    run("--system lan --pull auto --policy async").failed(2, &["async and stale need"]);
     run("--system lan --pull most").failed(2, &["use all, auto"]);
     run("--system lan:stop-for=2s").failed(2, &["go together"]);
     run("--system lan --html page.html").failed(2, &["--html"]);

@@ -34,21 +34,22 @@ impl Study {
     }
 }
 
-/// The same for all: three learning rates tried for every policy and scenario, in two runs each. At
-/// the highest not every seed learns, so that what is chosen lies between.
+/// The same for all: three learning rates tried for every policy and scenario, in two runs each. The
+/// highest is the one at which every seed still learns: at twice of it some do not, which two runs
+/// may not show, and who is sooner is then decided by luck.
 const COMMON: &str = "--tune 3 --tune-seeds 2 --micro-batches 8";
 const SEEDS: u32 = 5;
 /// With few workers training is as noisy and quicker, so that more seeds can be run of what has goals.
 const MORE_SEEDS: u32 = 10;
 /// Where the files of MNIST are, in flags as below.
 const MNIST: &str = "../shared/datasets/mnist";
-const EMBEDDED_64: &str = "--workers 64 --batch 8 --lr 0.03 --evaluations 4 --epochs 10 \
+const EMBEDDED_64: &str = "--workers 64 --batch 8 --lr 0.015 --evaluations 4 --epochs 10 \
                            --target-accuracy 0.8";
 const MNIST_64: &str = "--data ../shared/datasets/mnist --workers 64 --batch 8 --lr 0.06 \
                         --evaluations 20 --epochs 2 --target-accuracy 0.93";
-const EMBEDDED_8: &str = "--workers 8 --batch 16 --lr 0.04 --evaluations 4 --epochs 10 \
+const EMBEDDED_8: &str = "--workers 8 --batch 16 --lr 0.02 --evaluations 4 --epochs 10 \
                           --target-accuracy 0.8";
-const MNIST_8: &str = "--data ../shared/datasets/mnist --workers 8 --batch 16 --lr 0.04 \
+const MNIST_8: &str = "--data ../shared/datasets/mnist --workers 8 --batch 16 --lr 0.02 \
                        --evaluations 20 --epochs 2 --target-accuracy 0.93";
 const MAIN: &str = "full,best-static,auto,auto/progress";
 const OTHERS_64: &str = "full,static:0.9,bdsgd,async,stale:64";
@@ -103,12 +104,16 @@ fn goals(report: &mut Report, study: &str, rows: &[Row]) {
     let find = |scenario: &str, policy: &str| {
         rows.iter().find(|row| row.scenario == scenario && row.policy == policy)
     };
+    let (mut autos, mut statics) = (Vec::new(), Vec::new());
     for row in rows.iter().filter(|row| row.policy == "auto") {
         let name = |what: &str| format!("{study}_{}_{what}", row.short());
         let of_bound = row.of_bound.unwrap_or(0.0);
         let note =
             "auto with salvage: its speed-up in time to target over a clairvoyant's in samples";
         report.at_least(&name("auto_of_bound"), of_bound, 0.9, note);
+        let of_bound = row.samples_of_bound.unwrap_or(0.0);
+        let note = "auto's samples a second over a clairvoyant's";
+        report.at_least(&name("auto_samples_of_bound"), of_bound, 0.9, note);
         let over = |other: &str| {
             let other = find(&row.scenario, other).map(Row::times).unwrap_or_default();
             paired_ratio(&row.times(), &other)
@@ -116,9 +121,18 @@ fn goals(report: &mut Report, study: &str, rows: &[Row]) {
         let best = over("best-static");
         let note = format!(
             "time to target of the best static, found by a sweep, over auto's, seed by seed, at the \
-             upper end, to half a percent, which its first rounds cost: {best}"
+             upper end: below 0.995, these seeds show auto to be slower: {best}"
         );
         report.at_least(&name("best_static_over_auto"), best.high, 0.995, note);
+        if let Some(best) = find(&row.scenario, "best-static") {
+            let note = "auto's samples a second over the best static's";
+            let over = row.samples_per_s / best.samples_per_s;
+            report.tell(&name("samples_over_best_static"), over, note);
+            if row.scenario != "none" {
+                autos.extend(row.times());
+                statics.extend(best.times());
+            }
+        }
         let note = "time to target with the progress objective over auto's";
         report.tell(&name("progress_over_auto"), over("auto/progress").mean, note);
         if row.scenario == "stalls:3" && study.ends_with("-64") {
@@ -126,6 +140,14 @@ fn goals(report: &mut Report, study: &str, rows: &[Row]) {
             let note = "times sooner than full sync, 64 workers, p99/p50 = 3";
             report.at_least(&name("auto_over_full"), speed_up, 1.5, note);
         }
+    }
+    if !autos.is_empty() {
+        let best = paired_ratio(&autos, &statics);
+        let note = format!(
+            "time to target of the best static over auto's, all scenarios with something slow and all \
+             seeds together, to half a percent: {best}"
+        );
+        report.at_least(&format!("{study}_best_static_over_auto"), best.mean, 0.995, note);
     }
     let balanced = rows.iter().all(|row| row.ledger_balanced);
     report.must(&format!("{study}_balanced"), balanced, "the ledger of every run");
@@ -135,7 +157,7 @@ fn goals(report: &mut Report, study: &str, rows: &[Row]) {
 fn final_accuracy(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let study = Study {
         name: "final-accuracy",
-        flags: "--data ../shared/datasets/mnist --workers 8 --batch 16 --lr 0.04 --evaluations 1 \
+        flags: "--data ../shared/datasets/mnist --workers 8 --batch 16 --lr 0.02 --evaluations 1 \
                 --epochs 3 --target-accuracy 0.98 --to-the-end",
         policies: "full,auto,auto/progress",
         scenarios: &["stalls:3"],

@@ -22,6 +22,8 @@ pub(super) struct Row {
     pub(super) speed_up: Option<Spread>,
     bound: Option<f64>,
     pub(super) of_bound: Option<f64>,
+    pub(super) samples_per_s: f64,
+    pub(super) samples_of_bound: Option<f64>,
     final_accuracy: Spread,
     accuracy_by_seed: Vec<f64>,
     accepted: f64,
@@ -105,9 +107,9 @@ pub(super) fn table(name: &str, rows: &[Row]) -> String {
     let mut text = format!(
         "## {name}\n\nSeconds to the target, mean (best–worst) over seeds; a worker that nothing \
          disturbs takes a second for its round. *Bound*: samples a second of a clairvoyant over full \
-         sync's.\n\n| scenario | policy | seconds | sooner than full | of bound | final accuracy | \
-         cutoff | idle | salvaged | dropped | learning rate |\n|---|---|---|---|---|---|---|---|---|---|\
-         ---|\n"
+         sync's. Accuracies are those at the stop.\n\n| scenario | policy | seconds | sooner than full | \
+         of bound | samples/s | of bound | accuracy | cutoff | idle | salvaged | dropped | learning \
+         rate |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
     );
     for row in rows {
         let seconds = row
@@ -124,13 +126,15 @@ pub(super) fn table(name: &str, rows: &[Row]) -> String {
         let or_dash = |value: Option<f64>| value.map_or("–".to_owned(), |v| format!("{v:.2}"));
         let _ = writeln!(
             text,
-            "| {} (bound {}) | {}{chosen} | {seconds}{missed} | {} | {} | {:.2} % | {:.1} | {} | \
-             {:.1} % | {} | {} |",
+            "| {} (bound {}) | {}{chosen} | {seconds}{missed} | {} | {} | {:.1} | {} | {:.2} % | {:.1} \
+             | {} | {:.1} % | {} | {} |",
             row.short(),
             or_dash(row.bound),
             row.policy,
             or_dash(row.speed_up.map(|speed_up| speed_up.mean)),
             or_dash(row.of_bound),
+            row.samples_per_s,
+            or_dash(row.samples_of_bound),
             100.0 * row.final_accuracy.mean,
             row.accepted,
             or_dash(row.idle),

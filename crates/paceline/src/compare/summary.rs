@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::{study::Case, target::Target};
+use super::{study::Case, target::Target, trial::Outcome};
 
 /// Mean, best and worst over seeds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -40,12 +40,16 @@ pub(super) struct Row {
     pub(super) seconds_to_target: Option<Spread>,
     /// The same, seed by seed; nothing where it was not reached.
     pub(super) seconds_by_seed: Vec<Option<f64>>,
-    /// How many times sooner than full sync, seed by seed.
+    /// How many times sooner than full sync: by the mean times, and by the least and most fortunate seed.
     pub(super) speed_up: Option<Spread>,
     /// Samples a second of a clairvoyant, over full sync.
     pub(super) bound: Option<f64>,
     /// The speed-up's share of that.
     pub(super) of_bound: Option<f64>,
+    /// Samples used a second.
+    pub(super) samples_per_s: f64,
+    /// Their share of a clairvoyant's.
+    pub(super) samples_of_bound: Option<f64>,
     pub(super) final_accuracy: Spread,
     /// The same, seed by seed.
     pub(super) accuracy_by_seed: Vec<f64>,
@@ -78,9 +82,19 @@ fn row(case: &Case, full: Option<&Case>) -> Row {
     // Of some seeds alone it would favour whoever fails on the hard ones.
     let speed_ups: Option<Vec<f64>> =
         pairs().map(|(full, mine)| Some(full.reached? / mine.reached?)).collect();
-    let speed_up = speed_ups.and_then(Spread::of);
+    // By the mean times: in a mean of ratios seeds that are slow would hardly count.
+    let sum = |outcomes: &[Outcome]| -> Option<f64> { outcomes.iter().map(|o| o.reached).sum() };
+    let by_means = full.and_then(|full| Some(sum(&full.outcomes)? / sum(outcomes)?));
+    let speed_up = speed_ups.and_then(Spread::of).zip(by_means);
+    let speed_up = speed_up.map(|(spread, mean)| Spread { mean, ..spread });
+    let per_second = |outcomes: &[Outcome]| {
+        let used: u64 = outcomes.iter().map(|outcome| outcome.samples.used).sum();
+        used as f64 / outcomes.iter().map(|outcome| outcome.seconds).sum::<f64>().max(1e-9)
+    };
+    let samples_per_s = per_second(outcomes);
+    let samples_up = full.map(|full| samples_per_s / per_second(&full.outcomes));
     let over = Spread::of(pairs().map(|(full, mine)| 100.0 * (mine.accuracy - full.accuracy)));
-    let mean = |figure: &dyn Fn(&super::trial::Outcome) -> f64| {
+    let mean = |figure: &dyn Fn(&Outcome) -> f64| {
         outcomes.iter().map(figure).sum::<f64>() / outcomes.len().max(1) as f64
     };
     let idle: Option<Vec<f64>> = outcomes.iter().map(|outcome| outcome.idle).collect();
@@ -97,6 +111,8 @@ fn row(case: &Case, full: Option<&Case>) -> Row {
         seconds_by_seed: outcomes.iter().map(|outcome| outcome.reached).collect(),
         bound: case.bound,
         of_bound: speed_up.zip(case.bound).map(|(speed_up, bound)| speed_up.mean / bound),
+        samples_per_s,
+        samples_of_bound: samples_up.zip(case.bound).map(|(up, bound)| up / bound),
         diverged: outcomes.iter().filter(|outcome| outcome.diverged).count(),
         speed_up,
         final_accuracy: Spread::of(outcomes.iter().map(|o| o.accuracy)).unwrap_or(none),

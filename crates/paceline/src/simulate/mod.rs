@@ -32,7 +32,7 @@ Examples:
   paceline simulate times.csv --overhead 0.1x --json       one object a line, for machines
   paceline simulate times.csv --system lan:model=1GB --policy full,auto
                                                            with network and shards
-  paceline simulate times.csv --system lan:slow-fold=5 --pull auto --max-stale 8
+  paceline simulate times.csv --system lan:stop-every=20,stop-for=5s --pull auto --max-stale 8
                                                            a slow shard that is not waited for
   paceline simulate times.csv --html page.html             charts of the cutoff over time
 

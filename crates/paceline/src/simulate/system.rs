@@ -87,7 +87,7 @@ pub(super) fn study(
     model: &Arc<Model>,
     tell: impl Fn(usize, usize) + Sync,
 ) -> Result<Vec<Row>> {
-    let policies = policies(args)?;
+    let policies = policies(args, spec.shards)?;
     let system =
         System { straggler: args.straggler, quorum: args.quorum as usize, ..System::new(spec) };
     let jobs: Vec<(PolicySpec, u64)> = policies
@@ -147,8 +147,21 @@ fn weak(args: &SimulateArgs, spec: &SystemSpec, outcome: &SystemOutcome) -> Opti
 }
 
 /// Those that a system can be run with; what belongs to plain replays is refused.
-fn policies(args: &SimulateArgs) -> Result<Vec<PolicySpec>> {
+fn policies(args: &SimulateArgs, shards: u32) -> Result<Vec<PolicySpec>> {
+    let weak = args.pull != Enough::All || args.push != Enough::All;
+    let lags = |contender: &Contender| match contender {
+        Contender::Policy(spec) => spec.build().admissible_lag() > 0,
+        _ => false,
+    };
     let refused = [
+        (
+            weak && args.policy.iter().any(lags),
+            "async and stale need --pull all and --push all: their gradients are of many versions",
+        ),
+        (
+            args.push != Enough::All && args.straggler == Straggler::Finish,
+            "--straggler finish needs --push all: what is late is dropped as a whole",
+        ),
         (
             args.straggler == Straggler::Salvage,
             "--system knows the stragglers abort and finish, not salvage",
@@ -164,6 +177,12 @@ fn policies(args: &SimulateArgs) -> Result<Vec<PolicySpec>> {
     ];
     if let Some((_, why)) = refused.into_iter().find(|(given, _)| *given) {
         return Err(Usage(why.to_owned()).into());
+    }
+    let blocks = vec![1; shards as usize];
+    for (flag, enough) in [("pull", args.pull), ("push", args.push)] {
+        if enough.needs_all(&blocks) {
+            tracing::warn!("--{flag} {enough}: of {shards} shards that is all of them");
+        }
     }
     let policy = |contender: &Contender| match contender {
         Contender::Policy(spec) => Ok(*spec),
