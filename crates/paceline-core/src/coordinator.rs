@@ -166,7 +166,7 @@ impl Coordinator {
         now: Time,
     ) -> Result<bool, MachineError> {
         self.catch_up(now);
-        if self.machine.work_of(worker, base).is_err() || self.given_up >= Some(base) {
+        if self.machine.work_of(worker, base).is_err() || self.has_given_up(base) {
             return Ok(self.land(worker, base, shard, now));
         }
         if let Some(whole) = self.assembly.staged(worker, base, shard, now) {
@@ -181,6 +181,11 @@ impl Coordinator {
     pub fn give_up_parts(&mut self, base: Version) -> Vec<(WorkerId, Version)> {
         self.given_up = Some(base);
         self.assembly.give_up(base)
+    }
+
+    /// Whether what is computed from `base` was given up.
+    pub fn has_given_up(&self, base: Version) -> bool {
+        self.given_up >= Some(base)
     }
 
     /// A part comes of what is not waited for any more; says whether it still counts on its shard.

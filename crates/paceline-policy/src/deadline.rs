@@ -98,7 +98,7 @@ impl Policy for DropCompute {
 
 fn at_deadline(deadline: Duration, view: &RoundView<'_>) -> Decision {
     let at = view.opened + deadline;
-    match view.now >= at && (view.partial > 1 || !view.arrivals.is_empty()) {
+    match view.now >= at && !view.arrivals.is_empty() {
         true => Decision::cut(CutReason::Deadline),
         // Nobody is in yet at the deadline: the first to come ends the round.
         false if view.now >= at => Decision::WAIT,

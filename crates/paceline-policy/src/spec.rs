@@ -75,7 +75,7 @@ pub const POLICIES: [(&str, &str); 12] = [
     ("empirical", "the distribution of recent run-times, no names (empirical:commit)"),
     ("elfving", "iid normal run-times, count fixed before the round (elfving:renewal)"),
     ("bandit", "learns the best count by trial"),
-    ("deadline:T", "cut T seconds after the round opened"),
+    ("deadline:T", "cut T seconds after the round opened, or at the first arrival after that"),
     ("dropcompute", "cut at a deadline profiled over the first 20 rounds (dropcompute:ROUNDS)"),
     (
         "async",

@@ -8,7 +8,7 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use paceline_core::{Event, EventKind, LeaveReason, StopReason, Time, WorkerId};
+use paceline_core::{Event, EventKind, LeaveReason, ShardId, StopReason, Time, WorkerId};
 
 /// Lines in a pipe come this often.
 const EVERY: Duration = Duration::from_secs(2);
@@ -58,6 +58,8 @@ struct State {
     participants: u32,
     recent: VecDeque<(Time, f64)>,
     late: BTreeMap<WorkerId, u32>,
+    /// Shards that had missed as much as they may, and how often they were waited for then.
+    awaited: BTreeMap<ShardId, u32>,
     names: BTreeMap<WorkerId, String>,
     /// The gradient noise scale, in samples.
     noise: Option<f64>,
@@ -141,6 +143,7 @@ impl Display {
                 let goal = self.state.goal().map(|goal| format!("/{goal}")).unwrap_or_default();
                 say(format_args!("round {}{goal} {}", self.state.rounds, self.state.line()));
                 self.state.late.clear();
+                self.state.awaited.clear();
             }
             None => {}
         }
@@ -174,6 +177,7 @@ impl State {
                     *self.late.entry(*worker).or_default() += 1;
                 }
             }
+            EventKind::ShardAwaited { shard, .. } => *self.awaited.entry(*shard).or_default() += 1,
             EventKind::Updated { version, loss, weight, noise_scale, .. } => {
                 self.noise = *noise_scale;
                 self.rounds = version.0;
@@ -223,14 +227,17 @@ impl State {
         if let Some(noise) = self.noise {
             line += &format!("  noise scale {noise:.0}");
         }
-        let mut late: Vec<(&WorkerId, &u32)> = self.late.iter().collect();
-        late.sort_by_key(|(worker, times)| (std::cmp::Reverse(**times), **worker));
-        for (i, (worker, times)) in late.iter().take(3).enumerate() {
-            let head = if i == 0 { "  late " } else { ", " };
-            line += &format!("{head}{worker} {times}×");
-        }
-        line
+        line + &most("late", &self.late) + &most("waited for", &self.awaited)
     }
+}
+
+/// Who was counted most often, three at most.
+fn most<T: Ord + Text>(what: &str, counts: &BTreeMap<T, u32>) -> String {
+    let mut counts: Vec<(&T, &u32)> = counts.iter().collect();
+    counts.sort_by_key(|&(who, times)| (std::cmp::Reverse(*times), who));
+    let counts: Vec<String> =
+        counts.iter().take(3).map(|(who, times)| format!("{who} {times}×")).collect();
+    if counts.is_empty() { String::new() } else { format!("  {what} {}", counts.join(", ")) }
 }
 
 #[cfg(test)]

@@ -39,8 +39,8 @@ const MOST_LOST: f64 = 0.5;
 impl Disturbance {
     /// How they are written, for people.
     pub(crate) const FORMS: &str = "hog:WORKER (hog:0), crowd:FIRST-LAST (crowd:0-2), \
-                                    nice:WORKER:1..19 (nice:1:10), stop:WORKER:EVERY:FOR \
-                                    (stop:1:5s:800ms, and FOR is shorter than EVERY), preempt:WORKER@ROUND:FOR (preempt:1@40:3s), \
+                                    nice:WORKER:1..19 (nice:1:10), stop:WORKER:EVERY:FOR, shorter than EVERY \
+                                    (stop:1:5s:800ms), preempt:WORKER@ROUND:FOR (preempt:1@40:3s), \
                                     link:WORKER:RATE (link:1:10mbit), delay:WORKER:TIME \
                                     (delay:1:50ms), loss:WORKER:PERCENT (loss:1:0.5)";
 

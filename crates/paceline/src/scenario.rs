@@ -18,8 +18,8 @@ use crate::{
 };
 
 const SHARD_FORMS: &str = "shard:SHARD:FACTOR (shard:1:5), shard-link:SHARD:RATE \
-                           (shard-link:1:100mbit), shard-stop:SHARD:EVERY:FOR (shard-stop:1:10s:2s, \
-                           and FOR is shorter than EVERY)";
+                           (shard-link:1:100mbit), shard-stop:SHARD:EVERY:FOR, shorter than \
+                           EVERY (shard-stop:1:10s:2s)";
 
 /// Everything that is done on purpose: `slow:3:5,hog:0,stop:1:5s:800ms`.
 #[derive(Debug, Clone, PartialEq, Default)]

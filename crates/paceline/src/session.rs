@@ -16,6 +16,7 @@ use paceline_params::{FlatVec, checkpoint};
 use paceline_server::{
     CheckpointConfig, Evaluator, Outcome, SavedState, ServerConfig, ServerError, Start, serve,
 };
+use paceline_wire::Transport;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
@@ -252,6 +253,9 @@ fn server_config(
     others: Others,
 ) -> Result<ServerConfig> {
     let epoch = config.rounds_per_epoch(samples);
+    let slow_shards = config.scenario()?.shards;
+    // A link that is slow on purpose must be gone over.
+    let narrow = slow_shards.values().any(|pace| pace.rate.is_some());
     Ok(ServerConfig {
         name: config.name.clone().unwrap_or_default(),
         model: config.model.to_string(),
@@ -260,7 +264,7 @@ fn server_config(
         push: config.push,
         max_stale: config.max_stale,
         shard_nominal: config.shard_nominal.map(|span| span.0),
-        slow_shards: config.scenario()?.shards,
+        slow_shards,
         costs: config.costs.clone().unwrap_or_default(),
         balance: None,
         seed: config.seed,
@@ -285,7 +289,7 @@ fn server_config(
         heartbeat: config.heartbeat(),
         liveness: config.liveness.0,
         token: others.token,
-        transport: config.transport,
+        transport: if narrow { Transport::Tcp } else { config.transport },
     })
 }
 

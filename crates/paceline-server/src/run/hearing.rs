@@ -114,7 +114,11 @@ impl Run {
                 *workers += 1;
             }
         }
-        if self.credits.request(worker, base, now) {
+        if self.core.has_given_up(base) {
+            // It has not heard of the close yet, and will not say that nothing comes of it.
+            self.shards.discard(worker, base);
+            self.release(worker, base);
+        } else if self.credits.request(worker, base, now) {
             self.workers.send(worker, &ToWorker::Push { base });
         }
         Ok(())
