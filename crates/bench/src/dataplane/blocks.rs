@@ -35,7 +35,7 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
         }
         // What has a goal is measured more often than where the default stands among sizes; with many
         // workers in short runs and often, since the machine's pace changes from one to the next.
-        let (goal, rounds) = if workers > 4 { (40, 12) } else { (8, 24) };
+        let (goal, rounds) = if workers > 4 { (24, 12) } else { (6, 24) };
         let pairs = if report.quick() { [1, 1] } else { [2, goal] };
         let rounds = if report.quick() { 5 } else { rounds };
         let flags = |kib: usize| format!("--block-kib {kib}");
