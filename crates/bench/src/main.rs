@@ -38,7 +38,7 @@ struct Args {
     /// End with one line of JSON
     #[arg(long)]
     json: bool,
-    /// Run only the parts whose name contains this; the docs keep what they have of the others
+    /// Run only the part of this name; the docs keep what they have of the others
     #[arg(long)]
     only: Option<String>,
 }

@@ -45,7 +45,7 @@ impl Report {
 
     /// Whether a part of the bench was asked for; says that it begins.
     pub(crate) fn wants(&self, part: &str) -> bool {
-        let wanted = self.only.as_deref().is_none_or(|only| part.contains(only));
+        let wanted = self.only.as_deref().is_none_or(|only| part == only);
         if wanted {
             eprintln!("== {part}");
         }
