@@ -107,30 +107,8 @@ impl Intake {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::{CutReason, Decision, Policy, RoundView};
-
-    /// Waits for so many.
-    struct First(usize);
-
-    impl Policy for First {
-        fn name(&self) -> String {
-            "first".to_owned()
-        }
-
-        fn decide(&mut self, view: &RoundView<'_>) -> Decision {
-            match view.arrivals.len() >= self.0 {
-                true => Decision::cut(CutReason::Deadline),
-                false => Decision::WAIT,
-            }
-        }
-    }
-
-    fn at(ms: u64) -> Time {
-        Time::ZERO + Duration::from_millis(ms)
-    }
+    use crate::shards::tests::{First, at};
 
     fn ready(intake: &mut Intake, ms: u64) -> bool {
         intake.advance(at(ms));

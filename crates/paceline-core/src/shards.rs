@@ -273,12 +273,12 @@ impl Shards {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::CutReason;
 
     /// Waits for so many.
-    struct First(usize);
+    pub(crate) struct First(pub(crate) usize);
 
     impl Policy for First {
         fn name(&self) -> String {
@@ -293,7 +293,7 @@ mod tests {
         }
     }
 
-    fn at(ms: u64) -> Time {
+    pub(crate) fn at(ms: u64) -> Time {
         Time::ZERO + Duration::from_millis(ms)
     }
 
