@@ -169,7 +169,7 @@ fn a_slow_worker_that_is_given_less_arrives_with_the_others() {
     let (before, after) = (run(false), run(true));
     assert!(after.balanced);
     let (given_back, less) = (before.samples.requeued, after.samples.requeued);
-    assert!(less < 3 * given_back / 4, "its samples stay with it: {less} of {given_back}");
+    assert!(less < given_back / 2, "its samples stay with it: {less} of {given_back}");
     let (sooner, later) = (after.seconds, before.seconds);
     assert!(sooner < 0.995 * later, "{sooner} against {later}");
 }
