@@ -5,10 +5,12 @@ mod replay;
 mod scripted;
 mod system;
 mod timed;
+mod turns;
 mod world;
 
 pub use replay::{Outcome, Replay, RoundOutcome};
 pub use scripted::Scripted;
 pub use system::{PRESETS, System, SystemOutcome, SystemRound, SystemSpec, Weak};
 pub use timed::Cost;
+pub use turns::Turns;
 pub use world::{Drawn, Recorded, World, comings_and_goings};

@@ -9,6 +9,7 @@ use paceline_core::{
 
 use crate::{
     timed::{Cost, Timed},
+    turns::Turns,
     world::{World, comings_and_goings},
 };
 
@@ -69,6 +70,7 @@ impl Outcome {
 impl Replay {
     /// Replays so many rounds of `world`. Rounds in which nobody was there are left out.
     pub fn run(&self, world: &mut dyn World, rounds: usize, policy: Box<dyn Policy>) -> Outcome {
+        let world = Turns::new(world, policy.as_ref());
         let (policy, cost) = Timed::new(policy);
         let config = RoundConfig {
             quorum: self.quorum,
@@ -100,7 +102,7 @@ impl Replay {
 
 /// The machine, and who is computing.
 struct Driver<'a> {
-    world: &'a mut dyn World,
+    world: Turns<'a>,
     straggler: Straggler,
     machine: RoundMachine,
     /// When each contribution in the making will be done: moment, worker, version.
@@ -124,7 +126,7 @@ impl Driver<'_> {
         let work: Vec<Work> =
             self.machine.idle().into_iter().map(|worker| whole_work(worker, samples)).collect();
         for given in &work {
-            let seconds = self.bound(given.worker).expect("who is absent is not live");
+            let seconds = self.world.take(given.worker.0 as usize).expect("who is absent is not live");
             let done = self.now + Time::span(seconds);
             self.busy.push(Reverse((done, given.worker, base)));
         }
@@ -144,13 +146,9 @@ impl Driver<'_> {
         self.closed.take()
     }
 
-    fn bound(&self, worker: WorkerId) -> Option<f64> {
-        self.world.run_time(worker.0 as usize)
-    }
-
     /// Those the trace has in this round are live, the others are not.
     fn attend(&mut self) {
-        for (worker, comes) in comings_and_goings(self.world, self.machine.live()) {
+        for (worker, comes) in comings_and_goings(&self.world, self.machine.live()) {
             let told = match comes {
                 true => self.machine.handle_join(worker, "", self.now),
                 false => self.machine.handle_leave(worker, LeaveReason::Disconnected, self.now),

@@ -12,7 +12,7 @@ use paceline_core::{
     ShardId, Shards, Straggler, Time, Version, Work, WorkerId,
 };
 use paceline_params::{Block, Spares, Update, UpdateConfig, add_scaled, norm_squared};
-use paceline_sim::{World, comings_and_goings};
+use paceline_sim::{Turns, World, comings_and_goings};
 use paceline_worker::{Compute, micro_batch, part_of};
 use serde::{Deserialize, Serialize};
 
@@ -125,7 +125,7 @@ type Due = Reverse<(Time, WorkerId, Version, u32)>;
 pub struct Training<'a> {
     config: TrainingConfig,
     coordinator: Coordinator,
-    world: &'a mut dyn World,
+    world: Turns<'a>,
     compute: &'a mut dyn Compute,
     evaluate: &'a mut dyn FnMut(&[f32]) -> (f64, f64),
     block: Block,
@@ -172,6 +172,8 @@ impl<'a> Training<'a> {
             .with_homes(config.orders.homes);
         let ledger = if config.reweigh { ledger.reweighing() } else { ledger };
         Training {
+            workers: vec![Worker::default(); world.workers()],
+            world: Turns::new(world, policy.as_ref()),
             coordinator: Coordinator::new(
                 round,
                 policy,
@@ -180,7 +182,6 @@ impl<'a> Training<'a> {
                 Shards::all(1),
                 Round(0),
             ),
-            workers: vec![Worker::default(); world.workers()],
             sum: vec![0.0; params.len()],
             block: Block::new(params, &config.update.optimizer),
             spares: Spares::new(4),
@@ -203,7 +204,6 @@ impl<'a> Training<'a> {
                 finite: true,
                 cost_bias: None,
             },
-            world,
             compute,
             evaluate,
             config,
@@ -414,7 +414,7 @@ impl<'a> Training<'a> {
 
     fn give(&mut self, work: &Work, base: Version) {
         let Work { worker, portion, .. } = work.clone();
-        let whole = self.world.run_time(worker.0 as usize).expect("who is absent is not live");
+        let whole = self.world.take(worker.0 as usize).expect("who is absent is not live");
         let ends = self.ends(&portion, whole);
         let slot = &mut self.workers[worker.0 as usize];
         let task = Task {
@@ -503,7 +503,7 @@ impl<'a> Training<'a> {
     /// The next round's run-times; those the world has in it are live, the others are not.
     fn attend(&mut self) {
         self.world.next_round(self.now.since(self.opened).as_secs_f64());
-        let changes = comings_and_goings(self.world, self.coordinator.machine().live());
+        let changes = comings_and_goings(&self.world, self.coordinator.machine().live());
         for (worker, comes) in changes {
             if comes {
                 self.coordinator.handle_join(worker, "", self.now).expect("it was not live");

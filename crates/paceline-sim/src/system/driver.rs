@@ -22,13 +22,14 @@ use super::{
 };
 use crate::{
     timed::Cost,
+    turns::Turns,
     world::{World, comings_and_goings},
 };
 
 /// Everything there is, at one moment.
 pub(super) struct Driver<'a> {
     system: System,
-    world: &'a mut dyn World,
+    world: Turns<'a>,
     coordinator: Coordinator,
     network: Network,
     servers: Servers,
@@ -77,6 +78,7 @@ impl<'a> Driver<'a> {
         world: &'a mut dyn World,
         policy: Box<dyn Policy>,
     ) -> Driver<'a> {
+        let world = Turns::new(world, policy.as_ref());
         let straggler = match system.straggler {
             Straggler::Salvage => Straggler::Abort,
             other => other,
@@ -179,7 +181,7 @@ impl<'a> Driver<'a> {
     /// Those the world has in this round are live, the others are not.
     fn attend(&mut self) {
         let base = self.coordinator.machine().round().base();
-        let changes = comings_and_goings(self.world, self.coordinator.machine().live());
+        let changes = comings_and_goings(&self.world, self.coordinator.machine().live());
         for (worker, comes) in changes {
             if comes {
                 self.coordinator.handle_join(worker, "", self.now).expect("it was not live");
@@ -444,7 +446,7 @@ impl<'a> Driver<'a> {
             intakes.open(base, self.coordinator.shards().fresh());
         }
         let requests = work.iter().map(|work| {
-            let seconds = self.world.run_time(work.worker.0 as usize);
+            let seconds = self.world.take(work.worker.0 as usize);
             let compute = Time::span(seconds.expect("who is absent is not live"));
             (work.worker, Task::new(work, base, shards, compute, self.now))
         });
