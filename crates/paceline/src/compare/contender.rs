@@ -25,8 +25,8 @@ pub(super) struct Contender {
     pub(super) scaling: LrScaling,
 }
 
-/// Shares that a sweep for the best fixed count tries.
-pub(super) const SHARES: [f64; 7] = [0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95];
+/// Shares that a sweep for the best fixed count tries, and all: of 8 workers, every count.
+const SHARES: [f64; 9] = [0.1, 0.25, 0.375, 0.5, 0.625, 0.7, 0.8, 0.9, 0.95];
 
 impl Contender {
     fn of(policy: PolicySpec) -> Contender {
@@ -52,14 +52,17 @@ impl Contender {
         })
     }
 
-    /// The contenders among which a sweep chooses; itself, if it is none.
-    pub(super) fn candidates(&self) -> Vec<Contender> {
+    /// The contenders among which a sweep chooses, for so many workers; itself, if it is none.
+    pub(super) fn candidates(&self, workers: u32) -> Vec<Contender> {
+        let this = Contender { sweep: false, ..*self };
         if !self.sweep {
-            return vec![*self];
+            return vec![this];
         }
-        let fixed = |share| PolicySpec::Static(Cutoff::Fraction(share));
-        let tried = SHARES.map(|share| Contender { policy: fixed(share), sweep: false, ..*self });
-        tried.into_iter().chain([Contender { sweep: false, ..*self }]).collect()
+        let mut shares = SHARES.map(Cutoff::Fraction).to_vec();
+        shares.dedup_by_key(|share| share.of(workers as usize));
+        shares.retain(|share| share.of(workers as usize) < workers as usize);
+        let fixed = |share| Contender { policy: PolicySpec::Static(share), ..this };
+        shares.into_iter().map(fixed).chain([this]).collect()
     }
 }
 
@@ -174,9 +177,15 @@ mod tests {
     #[test]
     fn a_sweep_tries_shares_and_all() {
         let sweep: Contender = "best-static".parse().unwrap();
-        let tried: Vec<String> = sweep.candidates().iter().map(ToString::to_string).collect();
-        assert_eq!(tried.last().unwrap(), "full");
-        assert!(tried.contains(&"static:0.9".to_owned()));
-        assert_eq!("auto".parse::<Contender>().unwrap().candidates().len(), 1);
+        let tried = |workers: u32| {
+            let tried = sweep.candidates(workers);
+            tried.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(tried(64).last().unwrap(), "full");
+        assert!(tried(64).contains(&"static:0.9".to_owned()));
+        // 1 to 8 of 8, none twice.
+        assert_eq!(tried(8).len(), 8);
+        assert_eq!(tried(1), ["full"]);
+        assert_eq!("auto".parse::<Contender>().unwrap().candidates(8).len(), 1);
     }
 }

@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 use super::{
     args::CompareArgs,
-    contender::{Contender, SHARES},
+    contender::Contender,
     live,
     scenario::{Conditions, Scenario},
     store::Store,
@@ -47,7 +47,7 @@ pub(super) struct Study<'a> {
     pub(super) model: &'a Arc<Model>,
     pub(super) store: &'a Store,
     pub(super) progress: &'a Progress,
-    done: AtomicUsize,
+    begun: AtomicUsize,
     all: usize,
 }
 
@@ -59,7 +59,7 @@ impl<'a> Study<'a> {
         store: &'a Store,
         progress: &'a Progress,
     ) -> Study<'a> {
-        Study { args, workload, model, store, progress, done: AtomicUsize::new(0), all: 0 }
+        Study { args, workload, model, store, progress, begun: AtomicUsize::new(0), all: 0 }
     }
 
     /// Every contender under every scenario.
@@ -70,8 +70,9 @@ impl<'a> Study<'a> {
     ) -> Result<Vec<Case>> {
         let args = self.args;
         let runs = |contender: &Contender| {
-            let tried = if contender.sweep { SHARES.len() + 1 } else { 1 };
-            (tried + args.tune as usize - 1) * args.tune_seeds as usize + args.seeds as usize
+            let tried = contender.candidates(args.workers).len() + args.tune as usize - 1;
+            let tuning = if tried > 1 { tried * args.tune_seeds as usize } else { 0 };
+            tuning + args.seeds as usize
         };
         self.all = scenarios.len() * contenders.iter().map(runs).sum::<usize>();
         let mut cases = Vec::new();
@@ -105,7 +106,8 @@ impl<'a> Study<'a> {
         let run = |contender: &Contender, seed: u64, lr: f32| {
             self.trial(&name, conditions, contender, seed, lr)
         };
-        let mut chosen = (*contender, args.lr);
+        let candidates = contender.candidates(args.workers);
+        let mut chosen = (candidates[0], args.lr);
         let mut best: Option<Score> = None;
         let mut consider = |contender: Contender, lr: f32| -> Result<Contender> {
             let seeds = TUNING..TUNING + u64::from(args.tune_seeds);
@@ -116,12 +118,15 @@ impl<'a> Study<'a> {
             }
             Ok(chosen.0)
         };
-        let mut fixed = *contender;
-        for candidate in contender.candidates() {
-            fixed = consider(candidate, args.lr)?;
-        }
-        for factor in factors(args.tune) {
-            consider(fixed, args.lr * factor)?;
+        // Where there is no choice, nothing is tried.
+        if candidates.len() + args.tune as usize > 2 {
+            let mut fixed = *contender;
+            for candidate in candidates {
+                fixed = consider(candidate, args.lr)?;
+            }
+            for factor in factors(args.tune) {
+                consider(fixed, args.lr * factor)?;
+            }
         }
         let (chosen, lr) = chosen;
         let outcomes: Result<Vec<Outcome>> =
@@ -146,6 +151,8 @@ impl<'a> Study<'a> {
         lr: f32,
     ) -> Result<Outcome> {
         let trial = Trial::new(self.args, scenario, contender, seed, lr);
+        let begun = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
+        self.progress.say(format!("run {begun} of {}: {contender} under {scenario}", self.all));
         let outcome = match self.store.find(&trial)? {
             Some(known) => known,
             None => {
@@ -160,8 +167,6 @@ impl<'a> Study<'a> {
                 outcome
             }
         };
-        let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
-        self.progress.say(format!("run {done} of {}: {contender} under {scenario}", self.all));
         Ok(outcome)
     }
 }
