@@ -171,6 +171,9 @@ pub enum EventKind {
     Useless {
         /// Who.
         worker: WorkerId,
+        /// What it is called.
+        #[serde(default)]
+        name: String,
         /// That many.
         rounds: u32,
     },

@@ -6,6 +6,7 @@
 //! same code.
 
 mod assembly;
+mod bias;
 mod blocks;
 mod contribution;
 mod coordinator;
@@ -31,6 +32,7 @@ mod time;
 mod useless;
 
 pub use assembly::WaitRule;
+pub use bias::CostBias;
 pub use blocks::{BlockClose, Blocks};
 pub use contribution::{Arrival, Contribution};
 pub use coordinator::Coordinator;

@@ -7,7 +7,7 @@
 mod cutting;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, VecDeque},
     time::Duration,
 };
 
@@ -84,7 +84,8 @@ pub struct RoundMachine {
     phase: Phase,
     begun: bool,
     cut_at: Time,
-    live: BTreeSet<WorkerId>,
+    /// By name.
+    live: BTreeMap<WorkerId, String>,
     /// Work that closes took from workers who have not answered yet; what still comes of it is
     /// late.
     cancelled: BTreeMap<(WorkerId, Version), Assignment>,
@@ -117,7 +118,7 @@ impl RoundMachine {
             phase: Phase::Closed,
             begun: false,
             cut_at: Time::ZERO,
-            live: BTreeSet::new(),
+            live: BTreeMap::new(),
             cancelled: BTreeMap::new(),
             pending: Vec::new(),
             grace: Grace::default(),
@@ -141,7 +142,7 @@ impl RoundMachine {
 
     /// Live workers, in order.
     pub fn live(&self) -> impl ExactSizeIterator<Item = WorkerId> + '_ {
-        self.live.iter().copied()
+        self.live.keys().copied()
     }
 
     /// The policy in force.
@@ -187,9 +188,10 @@ impl RoundMachine {
         now: Time,
     ) -> Result<(), MachineError> {
         self.catch_up(now);
-        if !self.live.insert(worker) {
+        if self.live.contains_key(&worker) {
             return Err(MachineError::AlreadyLive(worker));
         }
+        self.live.insert(worker, name.to_owned());
         self.ask_again();
         self.emit(now, EventKind::WorkerJoined { worker, name: name.to_owned() });
         Ok(())
@@ -203,7 +205,7 @@ impl RoundMachine {
         now: Time,
     ) -> Result<(), MachineError> {
         self.catch_up(now);
-        if !self.live.remove(&worker) {
+        if self.live.remove(&worker).is_none() {
             return Err(MachineError::Unknown(worker));
         }
         self.roster.working.remove(&worker);
@@ -358,7 +360,7 @@ impl RoundMachine {
         if let Some(work) = present.or_else(|| self.cancelled.get(&(worker, base))) {
             return Ok(*work);
         }
-        Err(match self.live.contains(&worker) {
+        Err(match self.live.contains_key(&worker) {
             true => MachineError::NotWorking { worker, base },
             false => MachineError::Unknown(worker),
         })
@@ -412,7 +414,7 @@ impl RoundMachine {
         // Looks through the workers, so it is asked last.
         let anyone = || {
             !self.pending.is_empty()
-                || self.live.iter().any(|worker| !self.roster.working.contains_key(worker))
+                || self.live.keys().any(|worker| !self.roster.working.contains_key(worker))
         };
         self.phase == Phase::Closed && enough && begun && anyone()
     }
@@ -478,7 +480,7 @@ impl RoundMachine {
             worth: work.worth,
             cut: None,
         };
-        assert!(self.live.contains(&worker), "{worker} is not live");
+        assert!(self.live.contains_key(&worker), "{worker} is not live");
         let before = self.roster.working.insert(worker, assignment);
         assert!(before.is_none(), "{worker} is not idle");
     }

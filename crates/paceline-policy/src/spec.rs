@@ -117,6 +117,25 @@ impl PolicySpec {
     }
 }
 
+impl PolicySpec {
+    /// Whether it knows how long each worker takes, so that work can be given by that.
+    pub fn foresees(self) -> bool {
+        matches!(self, PolicySpec::Auto | PolicySpec::Filter(_))
+    }
+
+    /// Whether it weighs what it cuts for, so that the objective matters.
+    pub fn weighs(self) -> bool {
+        matches!(
+            self,
+            PolicySpec::Auto
+                | PolicySpec::Elfving(_)
+                | PolicySpec::Empirical(_)
+                | PolicySpec::Filter(_)
+                | PolicySpec::Bdsgd(..)
+        )
+    }
+}
+
 impl fmt::Display for PolicySpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rule = |name: &str, rule: Rule, default: Rule| match rule == default {

@@ -126,7 +126,8 @@ impl Driver<'_> {
         let work: Vec<Work> =
             self.machine.idle().into_iter().map(|worker| whole_work(worker, samples)).collect();
         for given in &work {
-            let seconds = self.world.take(given.worker.0 as usize).expect("who is absent is not live");
+            let seconds =
+                self.world.take(given.worker.0 as usize).expect("who is absent is not live");
             let done = self.now + Time::span(seconds);
             self.busy.push(Reverse((done, given.worker, base)));
         }

@@ -157,7 +157,10 @@ mod tests {
         let mut world = Recorded::new(&trace, 0);
         let mut turns = Turns::new(&mut world, &Lag(0));
         turns.next_round(0.0);
-        assert_eq!((turns.take(0), turns.take(0), turns.take(1)), (Some(1.0), Some(1.0), Some(2.0)));
+        assert_eq!(
+            (turns.take(0), turns.take(0), turns.take(1)),
+            (Some(1.0), Some(1.0), Some(2.0))
+        );
         turns.next_round(2.0);
         assert_eq!((turns.take(0), turns.take(1)), (Some(3.0), Some(4.0)));
     }

@@ -10,7 +10,6 @@
 //! opening passes a stated overhead. A worker that is cut pushes what it has finished at once, and
 //! completes the layer it is at before it begins with the next round, as a real one does.
 
-mod bias;
 mod scenario;
 mod training;
 mod worker;

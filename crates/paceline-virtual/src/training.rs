@@ -7,19 +7,16 @@ use std::{
 };
 
 use paceline_core::{
-    BlockClose, Blocks, Contribution, Coordinator, Costs, EpochOrder, EventKind, Late, LeaveReason,
-    Ledger, LedgerReport, OrderSpec, Phase, Policy, Portion, Round, RoundConfig, SampleCounts,
-    ShardId, Shards, Straggler, Time, Version, Work, WorkerId,
+    BlockClose, Blocks, Contribution, Coordinator, CostBias, Costs, EpochOrder, EventKind, Late,
+    LeaveReason, Ledger, LedgerReport, OrderSpec, Phase, Policy, Portion, Round, RoundConfig,
+    SampleCounts, ShardId, Shards, Straggler, Time, Version, Work, WorkerId,
 };
 use paceline_params::{Block, Spares, Update, UpdateConfig, add_scaled, norm_squared};
 use paceline_sim::{Turns, World, comings_and_goings};
 use paceline_worker::{Compute, micro_batch, part_of};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    bias::Bias,
-    worker::{Task, Worker},
-};
+use crate::worker::{Task, Worker};
 
 /// How a run goes.
 #[derive(Debug, Clone)]
@@ -139,7 +136,7 @@ pub struct Training<'a> {
     /// When the update under way is published, and the squared norm of its sum.
     publishing: Option<(Time, f64)>,
     order: EpochOrder,
-    bias: Bias,
+    bias: Option<CostBias>,
     next_evaluation: u64,
     record: TrainingRecord,
 }
@@ -191,7 +188,7 @@ impl<'a> Training<'a> {
             opened: Time::ZERO,
             publishing: None,
             order: EpochOrder::none(),
-            bias: Bias::default(),
+            bias: config.costs.clone().map(|costs| CostBias::new(config.orders.clone(), costs)),
             next_evaluation: config.evaluate_every,
             record: TrainingRecord {
                 points: Vec::new(),
@@ -252,7 +249,7 @@ impl<'a> Training<'a> {
             seconds,
             samples: self.coordinator.ledger().counts(),
             balanced,
-            cost_bias: self.bias.mean(),
+            cost_bias: self.bias.as_ref().and_then(CostBias::mean),
             idle: (1.0 - busy / there.max(f64::MIN_POSITIVE)).clamp(0.0, 1.0),
             ..self.record
         }
@@ -347,11 +344,7 @@ impl<'a> Training<'a> {
 
     fn gradient(&mut self, task: &Task, weight: u32, gradient: &mut [f32]) -> f64 {
         let samples = self.samples(&task.portion);
-        let samples = &samples[..weight as usize];
-        if let Some(costs) = &self.config.costs {
-            self.bias.came(costs.share(samples), samples.len());
-        }
-        self.compute.gradient(samples, gradient)
+        self.compute.gradient(&samples[..weight as usize], gradient)
     }
 
     fn samples(&mut self, portion: &Portion) -> Vec<u32> {
@@ -369,7 +362,6 @@ impl<'a> Training<'a> {
             return (1..=parts).map(|p| seconds * f64::from(p) / f64::from(parts)).collect();
         };
         let samples = self.samples(portion);
-        self.bias.handed_out(costs.share(&samples), samples.len());
         let mut seconds = 0.0;
         let end = |part| {
             seconds += whole * costs.share(micro_batch(&samples, part, parts));
@@ -383,6 +375,9 @@ impl<'a> Training<'a> {
         let mut acted = false;
         while let Some(event) = self.coordinator.poll_event() {
             acted = true;
+            if let Some(bias) = &mut self.bias {
+                bias.see(&event.kind);
+            }
             match event.kind {
                 EventKind::RoundStarted { round, work } => {
                     self.opened = event.at;
@@ -460,7 +455,6 @@ impl<'a> Training<'a> {
         let update = Update { step: round.0 + 1, lr, scale };
         self.block.apply(&rule.optimizer, update, &self.sum, &self.spares, None);
         self.sum.fill(0.0);
-        self.bias.closed();
         self.record.finite &= square.is_finite();
         self.record.rounds.push(VirtualRound {
             at: at.as_secs_f64(),

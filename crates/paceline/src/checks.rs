@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use paceline_core::{Late, Straggler};
 use paceline_params::Clip;
-use paceline_policy::{Enough, PolicySpec};
+use paceline_policy::{Enough, Objective, PolicySpec};
 use paceline_wire::frame::MAX_BLOCK;
 
 use crate::config::RunConfig;
@@ -78,8 +78,14 @@ impl RunConfig {
         if self.late == Late::Fold && self.straggler() != Straggler::Finish {
             bail!("late fold needs --straggler finish: others give up what they are at");
         }
-        let foresees = matches!(self.policy, PolicySpec::Auto | PolicySpec::Filter(_));
-        if self.rebalance && !foresees {
+        if self.objective == Objective::Progress && !self.policy.weighs() {
+            bail!(
+                "objective progress needs a policy that weighs when to cut (auto, filter, empirical, \
+                 elfving, bdsgd): {} does not",
+                self.policy
+            );
+        }
+        if self.rebalance && !self.policy.foresees() {
             bail!("rebalance needs a policy that knows how long each worker takes: auto or filter");
         }
         let named = self.scenario()?.workers();

@@ -60,7 +60,6 @@ struct State {
     late: BTreeMap<WorkerId, u32>,
     /// Shards that had missed as much as they may, and how often they were waited for then.
     awaited: BTreeMap<ShardId, u32>,
-    names: BTreeMap<WorkerId, String>,
     /// The gradient noise scale, in samples.
     noise: Option<f64>,
 }
@@ -102,13 +101,10 @@ impl Display {
             EventKind::WorkerLeft { worker, why } if *why != LeaveReason::Finished => {
                 self.say(&format!("{worker} left: {why}; its samples go to others"));
             }
-            EventKind::Useless { worker, rounds } => {
-                let name = self.state.names.get(worker).map_or("", String::as_str);
-                self.say(&format!(
-                    "{worker} ({name}): nothing of it was used in {rounds} rounds; take it away, or \
-                     give it less with --rebalance"
-                ));
-            }
+            EventKind::Useless { worker, name, rounds } => self.say(&format!(
+                "{worker} ({name}): nothing of it was used in {rounds} rounds; take it away, or give \
+                 it less (--rebalance true, with auto or filter)"
+            )),
             EventKind::ConnectionClosed { peer, error } => {
                 self.say(&format!("closed the connection of {peer}: {error}"));
             }
@@ -166,9 +162,6 @@ impl State {
                 self.rounds = version.0;
                 self.used = *used as f64;
                 self.samples_per_epoch = f64::from(*samples);
-            }
-            EventKind::WorkerJoined { worker, name } => {
-                self.names.insert(*worker, name.clone());
             }
             EventKind::Cut { accepted, stragglers, .. } => {
                 self.accepted = *accepted;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use paceline_core::{Costs, Event, Ledger, StopReason, Version};
+use paceline_core::{CostBias, Costs, Event, Ledger, OrderSpec, StopReason, Version};
 use paceline_model::Model;
 use paceline_params::{FlatVec, checkpoint};
 use paceline_server::{
@@ -38,6 +38,8 @@ pub(crate) struct Session {
     start: Start,
     server: ServerConfig,
     evaluator: Option<Evaluator>,
+    /// Where it is known what samples cost.
+    bias: Option<CostBias>,
     json: bool,
 }
 
@@ -122,7 +124,12 @@ impl Session {
             say(format_args!("note: {doubt}"));
         }
         let (evaluator, json) = (workload.evaluator()?, args.json);
-        Ok(Session { config, dir, start, server, evaluator, json })
+        let bias = workload.costs.map(|costs| {
+            let costs = Costs::new(costs, config.batch);
+            let balance = config.balance.then(|| costs.clone());
+            CostBias::new(OrderSpec { balance, ..OrderSpec::new(config.seed, samples) }, costs)
+        });
+        Ok(Session { config, dir, start, server, evaluator, bias, json })
     }
 
     /// Runs to the end and says what came of it. `start_crew` starts workers, if it is this process
@@ -132,14 +139,14 @@ impl Session {
         listener: TcpListener,
         start_crew: impl FnOnce(&RunConfig, &RunDir) -> Result<Option<Crew>>,
     ) -> Result<ExitCode> {
-        let Session { config, dir, start, server, evaluator, json } = self;
+        let Session { config, dir, start, server, evaluator, bias, json } = self;
         let runtime = runtime()?;
         // From here on Ctrl-C is heard, so nobody who is started is left behind.
         let told_to_stop = {
             let _inside = runtime.enter();
             told_to_stop()?
         };
-        let (events, recorder) = record(&dir, goal(&server, &config))?;
+        let (events, recorder) = record(&dir, goal(&server, &config), bias)?;
         let crew = start_crew(&config, &dir)?;
         let quorum = config.quorum;
         let gone = crew.as_ref().map(Crew::all_gone);
@@ -156,7 +163,8 @@ impl Session {
             let listener = tokio::net::TcpListener::from_std(listener)?;
             Ok(serve(server, start, listener, evaluator, events, interrupt).await?)
         });
-        let recorded = recorder.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let (recorded, cost_bias) =
+            recorder.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let words = crew.as_ref().map(Crew::last_words).unwrap_or_default();
         drop(crew);
         let outcome = match outcome {
@@ -167,7 +175,7 @@ impl Session {
             outcome => outcome?,
         };
 
-        let summary = Summary::new(&config, &outcome);
+        let summary = Summary::new(&config, &outcome, cost_bias);
         dir.write_summary(&summary)?;
         if json {
             print(serde_json::to_string(&summary)?);
@@ -298,9 +306,17 @@ fn goal(server: &ServerConfig, config: &RunConfig) -> Goal {
     Goal { rounds: server.limits.rounds, epochs: server.limits.epochs, weight }
 }
 
+/// Whether the log was written, and by how much what came into updates costs more than what was handed
+/// out.
+type Recorded = (Result<()>, Option<f64>);
+
 /// Starts the thread that writes the log and draws the display; it ends with the events. A log that
 /// cannot be written is said at once and again at the end; the run goes on.
-fn record(dir: &RunDir, goal: Goal) -> Result<(mpsc::Sender<Event>, JoinHandle<Result<()>>)> {
+fn record(
+    dir: &RunDir,
+    goal: Goal,
+    mut bias: Option<CostBias>,
+) -> Result<(mpsc::Sender<Event>, JoinHandle<Recorded>)> {
     let (sender, events) = mpsc::channel::<Event>();
     let mut log = EventLog::open(&dir.events())?;
     let recorder = thread::Builder::new().name("recorder".to_owned()).spawn(move || {
@@ -309,6 +325,9 @@ fn record(dir: &RunDir, goal: Goal) -> Result<(mpsc::Sender<Event>, JoinHandle<R
         while let Ok(first) = events.recv() {
             for event in std::iter::once(first).chain(events.try_iter()) {
                 display.event(&event);
+                if let Some(bias) = &mut bias {
+                    bias.see(&event.kind);
+                }
                 if logged.is_ok() {
                     logged = log.add(&event);
                 }
@@ -320,7 +339,7 @@ fn record(dir: &RunDir, goal: Goal) -> Result<(mpsc::Sender<Event>, JoinHandle<R
                 }
             }
         }
-        logged
+        (logged, bias.as_ref().and_then(CostBias::mean))
     })?;
     Ok((sender, recorder))
 }

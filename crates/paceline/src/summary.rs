@@ -31,6 +31,9 @@ pub(crate) struct Summary {
     pub(crate) rounds_per_s: f64,
     samples_per_s: f64,
     samples: SampleCounts,
+    /// By how much what is in an update costs more than what was handed out for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost_bias: Option<f64>,
     ledger: LedgerReport,
     param_hash: Option<String>,
     data_plane: DataPlane,
@@ -88,7 +91,7 @@ pub(crate) struct Earlier {
 }
 
 impl Summary {
-    pub(crate) fn new(config: &RunConfig, outcome: &Outcome) -> Self {
+    pub(crate) fn new(config: &RunConfig, outcome: &Outcome, cost_bias: Option<f64>) -> Self {
         let per_second = |count: u64| match outcome.seconds > 0.0 {
             true => count as f64 / outcome.seconds,
             false => 0.0,
@@ -111,6 +114,7 @@ impl Summary {
             rounds_per_s: per_second(outcome.rounds),
             samples_per_s: per_second(outcome.samples_here),
             samples: outcome.samples,
+            cost_bias,
             ledger: outcome.ledger.clone(),
             param_hash: outcome.param_hash.map(|hash| hash.to_string()),
             data_plane: DataPlane::new(&outcome.shards),
@@ -142,6 +146,9 @@ impl fmt::Display for Summary {
             f,
             "  samples   {used} used ({salvaged} salvaged), {dropped} dropped, {requeued} requeued"
         )?;
+        if let Some(bias) = self.cost_bias {
+            writeln!(f, "  bias      samples in updates cost {:+.1} %", 100.0 * bias)?;
+        }
         let open = self.ledger.unused.iter().map(|range| u64::from(range.len())).sum::<u64>();
         let balance = if self.ledger.balanced { "balances" } else { "DOES NOT BALANCE" };
         write!(f, "  ledger    {} epochs complete", self.ledger.epochs)?;

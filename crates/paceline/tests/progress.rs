@@ -119,9 +119,10 @@ fn a_worker_of_which_nothing_is_used_is_named_and_can_be_given_less() {
     let args = "--workers 3 --batch 30 --nominal 15ms --stragglers slow:2:8 --policy filter \
                 --rounds 140";
     let useless = |events: &[Event]| {
-        events
-            .iter()
-            .any(|event| matches!(event.kind, EventKind::Useless { worker, .. } if worker.0 == 2))
+        events.iter().any(|event| {
+            matches!(&event.kind, EventKind::Useless { worker, name, .. }
+                if worker.0 == 2 && !name.is_empty())
+        })
     };
     let (_, events) = train(&place, "useless", &format!("{args} --straggler abort"));
     assert!(useless(&events), "worker 2 takes eight times as long");
@@ -137,4 +138,7 @@ fn a_worker_of_which_nothing_is_used_is_named_and_can_be_given_less() {
     let late = &given[given.len().saturating_sub(20)..];
     assert!(late.iter().all(|&samples| samples <= 10), "{late:?} of 30");
     place.run("train --rebalance --policy full").failed(2, &["rebalance needs", "auto or filter"]);
+    let pointless = "train --objective progress --policy static:0.5";
+    place.run(pointless).failed(2, &["objective progress needs", "static:0.5 does not"]);
+    place.run("compare --policies full/progress").failed(2, &["objective"]);
 }

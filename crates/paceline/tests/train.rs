@@ -364,6 +364,15 @@ fn batches_are_balanced_by_what_samples_cost_and_a_resume_keeps_the_order() {
     let (balanced, shuffled) = (seconds("--name even"), seconds("--balance false"));
     // 20 ms a round, or 36 where both samples are dear, which is so in nearly half of the rounds.
     assert!(balanced < 0.9 * shuffled, "{balanced} s balanced, {shuffled} s shuffled");
+    // Cut at the first, updates rather have the cheap ones, and the summary says so.
+    let bias = |extra: &str| {
+        let args = rounds.replace("--policy full", extra);
+        let summary = place.run(&format!("{args} --balance false")).ok().json();
+        summary["cost_bias"].as_f64().expect("costs are known")
+    };
+    assert!(bias("--policy full").abs() < 1e-9);
+    let cut = bias("--policy static:1 --straggler abort");
+    assert!(cut < -0.05, "samples in updates cost {cut:+} more than those handed out");
     let resume = "train --resume even --rounds 45";
     place.run(&format!("{resume} --batch 4")).failed(1, &["balance of batches", "batches of 4"]);
     place.run(resume).ok();

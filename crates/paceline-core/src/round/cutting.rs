@@ -152,7 +152,8 @@ impl RoundMachine {
         }
         self.emit(now, closed);
         for worker in useless {
-            self.emit(now, EventKind::Useless { worker, rounds: USELESS });
+            let name = self.live.get(&worker).cloned().unwrap_or_default();
+            self.emit(now, EventKind::Useless { worker, name, rounds: USELESS });
         }
     }
 

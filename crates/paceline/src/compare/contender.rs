@@ -103,12 +103,17 @@ impl FromStr for Contender {
                 }
             }
         }
-        let foresees = matches!(contender.policy, PolicySpec::Auto | PolicySpec::Filter(_));
+        let progress = contender.objective == Objective::Progress;
         let finishes = contender.straggler == Some(Straggler::Finish);
         let wrong = match () {
             () if contender.late == Late::Fold && !finishes => "fold is for stragglers that finish",
-            () if contender.rebalance && !foresees => "rebalance goes with auto or filter",
-            () if contender.reweigh && contender.objective == Objective::Progress => {
+            () if contender.rebalance && !contender.policy.foresees() => {
+                "rebalance goes with auto or filter"
+            }
+            () if progress && !contender.policy.weighs() => {
+                "progress is an objective, and this policy has none"
+            }
+            () if contender.reweigh && progress => {
                 "reweigh and progress do not go together: weights hide the noise scale"
             }
             () => return Ok(contender),

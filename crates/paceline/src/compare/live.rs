@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use paceline_core::{Event, EventKind, SampleCounts, StopReason, WorkerId};
+use serde::Deserialize;
 
 use super::{
     args::CompareArgs,
@@ -17,6 +18,12 @@ use super::{
     trial::{Outcome, Trial, thinned},
 };
 use crate::span::Span;
+
+/// What a run says of itself that is not in its log.
+#[derive(Default, Deserialize)]
+struct Summary {
+    cost_bias: Option<f64>,
+}
 
 /// Trains with `paceline train` and reads its log.
 pub(super) fn run(
@@ -74,6 +81,9 @@ pub(super) fn run(
     let text = fs::read_to_string(&log).context("failed to read a live run's log")?;
     let events: Result<Vec<Event>, _> = text.lines().map(serde_json::from_str).collect();
     let outcome = outcome(&events.context("failed to read a live run's log")?, args);
+    // Said where costs are known; a run that failed has none.
+    let summary: Summary = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let outcome = Outcome { cost_bias: summary.cost_bias, ..outcome };
     // A learning rate that is too high is an outcome; whatever else fails is not.
     ensure!(output.status.success() || outcome.diverged, failed());
     Ok(outcome)
