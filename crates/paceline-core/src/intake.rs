@@ -36,6 +36,11 @@ impl Intake {
         }
     }
 
+    /// Values of a shard will land that it was not asked for here.
+    pub fn is_coming(&mut self, shard: ShardId) {
+        self.asked[shard.0 as usize] = true;
+    }
+
     /// Work on `wanted` is to begin, which the shards that are `behind` do not have. Returns which
     /// versions, or newer ones, are now to be asked for. Of those behind the values that are here do,
     /// or whatever they have if those are too old.

@@ -1,7 +1,9 @@
 //! Where a slow shard may be left behind: a thread for each, which fetches and delivers at its own pace.
 //!
 //! A courier does one thing after the other. What it has not begun when something newer is to be
-//! delivered it never does, so a slow shard is behind and does not fall further behind.
+//! delivered it never does, so a slow shard is behind and does not fall further behind. When it has
+//! delivered a gradient it stays and asks for the version that comes next: to be sent for it would wake
+//! it once more.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -48,6 +50,8 @@ struct Desk {
     push: Option<(Version, Arc<Buffer>)>,
     /// The version to fetch, and a buffer for it.
     pull: Option<(Version, Vec<f32>)>,
+    /// The courier is on the way for values, or has brought some.
+    fetching: bool,
     landed: Option<Landed>,
     /// What was fetched into before.
     spare: Vec<f32>,
@@ -68,12 +72,17 @@ enum Errand {
 impl Desk {
     /// Sends the courier, who is not on the way for another, for this version or a newer one.
     fn fetch(&mut self, version: Version) {
+        self.fetching = true;
         self.pull = Some((version, std::mem::take(&mut self.spare)));
     }
 
     /// What the courier has brought, if it has not failed.
     fn take(&mut self) -> Result<Option<Landed>, FrameError> {
-        self.failed.take().map_or_else(|| Ok(self.landed.take()), Err)
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        self.fetching &= self.landed.is_none();
+        Ok(self.landed.take())
     }
 }
 
@@ -121,6 +130,8 @@ impl Couriers {
     ) -> Result<Option<Version>, FrameError> {
         {
             let mut desks = self.office.lock();
+            let ahead = (0..).zip(&*desks).filter(|(_, desk)| desk.fetching);
+            ahead.for_each(|(shard, _)| self.intake.is_coming(ShardId(shard)));
             for (ShardId(shard), version) in self.intake.want(wanted, behind, self.now()) {
                 desks[shard as usize].fetch(version);
             }
@@ -234,7 +245,14 @@ impl Office {
                     if is_over() {
                         Ok(None)
                     } else {
-                        link.write(base, &gradient, is_over).map(|_| None)
+                        let sent = link.write(base, &gradient, is_over);
+                        drop(gradient);
+                        sent.map(|sent| {
+                            if sent {
+                                self.stay(desk, base.next());
+                            }
+                            None
+                        })
                     }
                 }
                 Errand::Pull(version, mut values) => {
@@ -254,6 +272,14 @@ impl Office {
             if failed {
                 return;
             }
+        }
+    }
+
+    /// The courier of a desk that has nothing else to do fetches what comes next.
+    fn stay(&self, desk: usize, next: Version) {
+        let desk = &mut self.lock()[desk];
+        if !desk.fetching {
+            desk.fetch(next);
         }
     }
 
