@@ -31,11 +31,30 @@ pub(crate) struct Link {
 }
 
 impl Link {
+    /// What an answer has to send: all values, unless they are in shared memory.
+    pub(crate) fn answer_bytes(&self) -> usize {
+        if self.views.is_empty() { self.elements.len() * self.wire.size() } else { 0 }
+    }
+
     pub(crate) fn ask(&mut self, version: Version, shared: bool) -> Result<(), FrameError> {
         self.writer.message(&ToData::Pull { version, shared })
     }
 
-    /// Reads what was asked for; what was asked for is `wanted`.
+    /// Reads what was asked for, and asks again if that was something older than `wanted`.
+    pub(crate) fn read_since(
+        &mut self,
+        wanted: Version,
+        part: &mut [f32],
+    ) -> Result<Version, FrameError> {
+        let found = self.read(wanted, part)?;
+        if found >= wanted {
+            return Ok(found);
+        }
+        self.ask(wanted, !self.views.is_empty())?;
+        self.read(wanted, part)
+    }
+
+    /// Reads what was asked for; what is wanted by now is `wanted`.
     pub(crate) fn read(
         &mut self,
         wanted: Version,

@@ -156,9 +156,16 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
                 }
                 Ok(Header::Control(len)) => {
                     let message = self.reader.control(len).await?;
-                    self.store.traffic.received(Header::Control(len).frame_len());
+                    let bytes = Header::Control(len).frame_len();
+                    // A question counts with its answer: it may be asked before the version is there, in
+                    // the round before.
+                    if !matches!(message, ToData::Pull { .. }) {
+                        self.store.traffic.received(bytes);
+                    }
                     match message {
-                        ToData::Pull { version, shared } => self.pull(version, shared).await?,
+                        ToData::Pull { version, shared } => {
+                            self.pull(version, shared, bytes).await?;
+                        }
                         ToData::Abandon { .. } => partial = None,
                         ToData::Memory => self.share()?,
                         ToData::Push { base, segment } => {
@@ -241,13 +248,20 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         Ok(Place { _turn: permit(&self.turn).await?, _room: permit(&self.store.room).await? })
     }
 
-    async fn pull(&mut self, version: Version, shared: bool) -> Result<(), DataError> {
+    /// Answers a question of so many `bytes`, once it can be.
+    async fn pull(
+        &mut self,
+        version: Version,
+        shared: bool,
+        bytes: usize,
+    ) -> Result<(), DataError> {
         let mut published = self.store.published.subscribe();
         let ready = published
             .wait_for(|published| published.version >= version && published.blocks.is_some())
             .await
             .map_err(|_| DataError::Stopped)?
             .clone();
+        self.store.traffic.received(bytes);
         if let Some(segment) = ready.segment.filter(|_| shared && self.shared.is_some()) {
             let frame = encode_control(&FromData::Published { version: ready.version, segment });
             self.store.traffic.sent(frame.len());
