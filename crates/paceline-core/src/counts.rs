@@ -23,6 +23,9 @@ pub struct ShardCounts {
     pub blocks_fresh: u64,
     /// Blocks of parameters not sent: whoever pulled keeps its last value.
     pub blocks_stale: u64,
+    /// Blocks of gradients that are in the update elsewhere and did not come here in time.
+    #[serde(default)]
+    pub blocks_missed: u64,
     /// Time in which contributions were added up.
     pub fold: Duration,
     /// The most inputs that waited for the shard at once.
@@ -39,6 +42,7 @@ impl AddAssign for ShardCounts {
         self.frames_out = self.frames_out.saturating_add(more.frames_out);
         self.blocks_fresh = self.blocks_fresh.saturating_add(more.blocks_fresh);
         self.blocks_stale = self.blocks_stale.saturating_add(more.blocks_stale);
+        self.blocks_missed = self.blocks_missed.saturating_add(more.blocks_missed);
         self.fold = self.fold.saturating_add(more.fold);
         self.queue = self.queue.max(more.queue);
     }
@@ -49,6 +53,9 @@ impl AddAssign for ShardCounts {
 pub struct ShardWork {
     /// From the order to close to the word that the update is published, on the coordinator's clock.
     pub wait: Duration,
+    /// From a worker's word that it has finished to its part being here: the longest of a round.
+    #[serde(default)]
+    pub parts: Duration,
     /// What went through it.
     #[serde(flatten)]
     pub counts: ShardCounts,
@@ -57,6 +64,7 @@ pub struct ShardWork {
 impl AddAssign for ShardWork {
     fn add_assign(&mut self, more: ShardWork) {
         self.wait = self.wait.saturating_add(more.wait);
+        self.parts = self.parts.saturating_add(more.parts);
         self.counts += more.counts;
     }
 }
@@ -75,12 +83,18 @@ mod tests {
             frames_out: 4 * n,
             blocks_fresh: 5 * n,
             blocks_stale: 6 * n,
+            blocks_missed: 9 * n,
             fold: Duration::from_nanos(7 * n),
             queue: n as u32,
         };
-        let mut total = ShardWork { wait: Duration::from_nanos(1), counts: counts(2) };
-        total += ShardWork { wait: Duration::from_nanos(2), counts: counts(1) };
+        let work = |n: u64| ShardWork {
+            wait: Duration::from_nanos(n),
+            parts: Duration::from_nanos(2 * n),
+            counts: counts(n),
+        };
+        let mut total = work(2);
+        total += work(1);
         let expected = ShardCounts { queue: 2, ..counts(3) };
-        assert_eq!(total, ShardWork { wait: Duration::from_nanos(3), counts: expected });
+        assert_eq!(total, ShardWork { counts: expected, ..work(3) });
     }
 }

@@ -94,6 +94,7 @@ fn all_shards_are_waited_for_unless_something_else_is_asked() {
     let (outcome, _, waited) = run(weak("all", 0, 5), false);
     assert!(outcome.ledger.balanced);
     assert_eq!(waited, 0);
+    assert!(outcome.shards.iter().all(|shard| shard.counts.blocks_missed == 0));
 }
 
 /// Four shards, of which one has a link that takes 50 ms for its part of the parameters.
@@ -113,6 +114,8 @@ fn rounds_do_not_wait_for_a_link_that_is_slower_than_asked_for() {
     assert_eq!((outcome.version.0, waited), (60, 0));
     let stale: Vec<u64> = outcome.shards.iter().map(|shard| shard.counts.blocks_stale).collect();
     assert!(stale[1] >= 2 * 2 * 40 && stale[0] < stale[1] / 4, "{stale:?}");
+    let missed: Vec<u64> = outcome.shards.iter().map(|shard| shard.counts.blocks_missed).collect();
+    assert!(missed[1] >= 2 * 2 * 40 && missed[0] < missed[1] / 4, "{missed:?}");
     // With all of every round through that link it would be twelve seconds.
     assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
 }
@@ -122,6 +125,9 @@ fn what_a_narrow_link_carries_is_waited_for_at_the_bound() {
     let (outcome, _, waited) = run(narrow("0.75", 3, 24), false);
     assert!(outcome.ledger.balanced);
     assert!((3..=24).contains(&waited), "{waited}");
+    let parts: Vec<Duration> = outcome.shards.iter().map(|shard| shard.parts).collect();
+    // Its part takes 50 ms, each time that it is waited for.
+    assert!(parts[1] >= Duration::from_millis(150) && parts[0] < parts[1] / 2, "{parts:?}");
     let distance = outcome.evaluation.expect("it is measured at the end").loss;
     assert!(distance < 0.95, "its blocks were updated, too: {distance}");
 }

@@ -1,6 +1,6 @@
 //! What a run came to, for people and for machines.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use paceline_core::{LedgerReport, SampleCounts, ShardCounts, ShardWork};
 use paceline_server::Outcome;
@@ -69,16 +69,20 @@ impl fmt::Display for DataPlane {
             total.frames_out,
             mib(total.bytes_shared),
         )?;
-        let longest = self.shards.iter().map(|shard| shard.wait).max().unwrap_or_default();
+        let longest = |of: fn(&ShardWork) -> Duration| {
+            self.shards.iter().map(of).max().unwrap_or_default().as_secs_f64()
+        };
         write!(
             f,
-            "  shards    {} blocks pulled fresh, {} left stale; folded {:.2} s, at most {} waiting; \
-             updates waited for {:.2} s",
+            "  shards    {} blocks pulled fresh, {} left stale, {} without gradients; folded {:.2} s, at \
+             most {} waiting; slowest: gradients {:.2} s on their way, updates {:.2} s",
             total.blocks_fresh,
             total.blocks_stale,
+            total.blocks_missed,
             total.fold.as_secs_f64(),
             total.queue,
-            longest.as_secs_f64()
+            longest(|shard| shard.parts),
+            longest(|shard| shard.wait)
         )
     }
 }

@@ -109,6 +109,7 @@ impl Run {
     fn done(&mut self, contribution: Contribution, stale: &[u32]) -> Result<(), LeaveReason> {
         let (now, worker, base) = (self.now(), contribution.worker, contribution.base);
         self.core.handle_done(contribution, now).map_err(fault)?;
+        self.said.insert(worker, (base, now));
         for &shard in stale {
             if let Some(workers) = self.progress.open_stale.get_mut(shard as usize) {
                 *workers += 1;
@@ -146,6 +147,12 @@ impl Run {
 
     fn staged(&mut self, worker: WorkerId, base: Version, shard: u32) {
         let now = self.now();
+        // It may come before the word.
+        let said = self.said.get(&worker).filter(|(of, _)| *of == base);
+        let said = said.map(|&(_, at)| now.since(at));
+        if let Some((longest, took)) = self.progress.open_parts.get_mut(shard as usize).zip(said) {
+            *longest = took.max(*longest);
+        }
         match self.core.handle_staged(worker, base, ShardId(shard), now) {
             Ok(true) => {}
             // Other shards may hold their parts of what was given up, and wait for these.

@@ -6,6 +6,7 @@ mod snapshot;
 mod updating;
 
 use std::{
+    collections::BTreeMap,
     future::Future,
     path::PathBuf,
     sync::{Arc, Mutex, OnceLock, mpsc},
@@ -14,7 +15,7 @@ use std::{
 
 use paceline_core::{
     Coordinator, Event, EventKind, Ledger, LedgerError, Liveness, Round, ShardId, ShardWork,
-    StopReason, Time, Version, Work,
+    StopReason, Time, Version, Work, WorkerId,
 };
 use paceline_params::{Layout, LayoutError, ParamHash};
 use paceline_wire::{
@@ -204,6 +205,8 @@ struct Run {
     told: Vec<Time>,
     /// What shards did for updates that were published without them, until the next tells of it.
     belated: Vec<ShardWork>,
+    /// Which work each worker has said to be finished last, and when.
+    said: BTreeMap<WorkerId, (Version, Time)>,
     snapshot: Option<Snapshot>,
     evaluator: Option<Arc<Mutex<Evaluator>>>,
     /// Background work that has not reported back.
@@ -232,6 +235,8 @@ struct Progress {
     open_loss: f64,
     /// Values that its workers had older ones of, by shard, in workers.
     open_stale: Vec<u64>,
+    /// The longest that a part of a gradient has taken to each shard.
+    open_parts: Vec<Duration>,
     evaluation: Option<(Version, Evaluation)>,
     checkpointed: Option<(Version, PathBuf)>,
     param_hash: Option<(Version, ParamHash)>,
@@ -301,6 +306,7 @@ impl Run {
             versions: vec![start.version; layout.shards() as usize],
             told: vec![Time::ZERO; layout.shards() as usize],
             belated: vec![ShardWork::default(); layout.shards() as usize],
+            said: BTreeMap::new(),
             snapshot: None,
             evaluator: evaluator.map(|evaluator| Arc::new(Mutex::new(evaluator))),
             evaluating: false,
@@ -471,6 +477,7 @@ impl Run {
                     self.progress.began.get_or_insert(event.at);
                     self.progress.open_loss = 0.0;
                     self.progress.open_stale = vec![0; self.shards.len()];
+                    self.progress.open_parts = vec![Duration::ZERO; self.shards.len()];
                     self.doubtful = false;
                     let last = event.at.since(std::mem::replace(&mut self.opened, event.at));
                     self.study_at = Some(event.at + FETCHING.min(last / 2));

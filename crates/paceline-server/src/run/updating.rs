@@ -28,6 +28,11 @@ pub(super) struct Updating {
     shards: Vec<ShardWork>,
 }
 
+/// Who is in the sums of these blocks.
+fn members(close: &BlockClose) -> impl Iterator<Item = WorkerId> + '_ {
+    close.members.iter().map(|&(worker, _)| worker)
+}
+
 impl Updating {
     fn version(&self) -> Version {
         self.round.base().next()
@@ -54,14 +59,20 @@ impl Run {
             shards: vec![ShardWork::default(); self.shards.len()],
         };
         // Every contribution was computed from old values of the shards that are left out.
-        let members = closes.iter().map(|close| close.members.len()).max().unwrap_or(0) as u64;
+        let all: BTreeSet<WorkerId> = closes.iter().flat_map(members).collect();
         let stale = &mut self.progress.open_stale;
         for ShardId(shard) in self.core.shards().left_out() {
-            stale[shard as usize] = members;
+            stale[shard as usize] = all.len() as u64;
         }
-        for (shard, workers) in (0..).zip(stale) {
-            let blocks = self.layout.shard_blocks(shard).len() as u64;
-            update.shards[shard as usize].counts.blocks_stale = *workers * blocks;
+        for (shard, work) in (0..).zip(&mut update.shards) {
+            let blocks = self.layout.shard_blocks(shard);
+            let here = closes.iter().filter(|close| close.blocks.contains(blocks.start));
+            let here = here.map(|close| close.members.len()).sum::<usize>();
+            let here = if update.of.contains(&ShardId(shard)) { here } else { 0 };
+            let blocks = blocks.len() as u64;
+            work.counts.blocks_stale = stale[shard as usize] * blocks;
+            work.counts.blocks_missed = all.len().saturating_sub(here) as u64 * blocks;
+            work.parts = self.progress.open_parts[shard as usize];
         }
         for ShardId(shard) in &update.of {
             self.versions[*shard as usize] = update.version();
@@ -85,15 +96,15 @@ impl Run {
     }
 
     fn tell_members(&self, round: Round, closes: &[BlockClose]) {
-        let mut members = Vec::new();
-        for &(WorkerId(worker), _) in closes.iter().flat_map(|close| &close.members) {
+        let mut told = Vec::new();
+        for WorkerId(worker) in closes.iter().flat_map(members) {
             let byte = worker as usize / 8;
-            members.resize(members.len().max(byte + 1), 0);
-            members[byte] |= 1 << (worker % 8);
+            told.resize(told.len().max(byte + 1), 0);
+            told[byte] |= 1 << (worker % 8);
         }
-        let accepted = members.iter().map(|byte: &u8| byte.count_ones()).sum();
+        let accepted = told.iter().map(|byte: &u8| byte.count_ones()).sum();
         let weight = weight(closes);
-        let told = ToWorker::Closed { base: round.base(), accepted, weight, members };
+        let told = ToWorker::Closed { base: round.base(), accepted, weight, members: told };
         self.workers.send_all(self.workers.everyone(), &told);
     }
 
@@ -142,7 +153,7 @@ impl Run {
         let wait = now.since(self.told[place]);
         let Some(update) = self.update_of(shard) else {
             // It was published without this one, whose part in it is told with the next.
-            self.belated[place] += ShardWork { wait, counts };
+            self.belated[place] += ShardWork { wait, counts, ..ShardWork::default() };
             return;
         };
         update.hash = match (update.hash, hash) {
@@ -150,8 +161,9 @@ impl Run {
             (so_far, hash) => so_far.or(hash),
         };
         let work = &mut update.shards[place];
-        let counts = ShardCounts { blocks_stale: work.counts.blocks_stale, ..counts };
-        *work = ShardWork { wait, counts };
+        let ShardCounts { blocks_stale, blocks_missed, .. } = work.counts;
+        let counts = ShardCounts { blocks_stale, blocks_missed, ..counts };
+        *work = ShardWork { wait, counts, ..*work };
         update.unapplied = update.unapplied.saturating_sub(1);
     }
 
