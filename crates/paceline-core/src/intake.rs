@@ -92,6 +92,12 @@ impl Intake {
         self.wait.advance(now)
     }
 
+    /// Shards of which there is nothing of use.
+    pub fn missing(&self) -> impl Iterator<Item = ShardId> + '_ {
+        let held = (0..).zip(&self.held);
+        held.filter(|(_, held)| held.is_none()).map(|(shard, _)| ShardId(shard))
+    }
+
     /// Whether the work may begin.
     pub fn is_ready(&self) -> bool {
         self.wait.is_ready() && self.held.iter().all(Option::is_some)

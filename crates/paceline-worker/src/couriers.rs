@@ -22,6 +22,9 @@ use crate::{
     mailbox::{Mailbox, Until},
 };
 
+/// Who waits longer for values says so.
+const QUIET: Duration = Duration::from_secs(1);
+
 /// A courier for every shard.
 pub(crate) struct Couriers {
     office: Arc<Office>,
@@ -137,14 +140,25 @@ impl Couriers {
             }
             self.office.call(&desks);
         }
+        let speaks_at = self.now() + QUIET;
         let mut said = false;
         let mut found = wanted;
         loop {
             let seen = self.mailbox.landings();
             found = found.max(self.take_in(load)?.unwrap_or(found));
             let bound = self.intake.advance(self.now());
-            if let Some((shard, rounds)) = bound.filter(|_| !std::mem::replace(&mut said, true)) {
-                tracing::warn!("waiting for values of {shard}, which are {rounds} rounds old");
+            if !said && !self.intake.is_ready() {
+                said = self.now() >= speaks_at || bound.is_some();
+                match (bound, self.intake.missing().next()) {
+                    _ if !said => {}
+                    (_, Some(shard)) => tracing::warn!("waiting for the first values of {shard}"),
+                    (Some((shard, rounds)), None) => {
+                        tracing::warn!(
+                            "waiting for values of {shard}, which are {rounds} rounds old"
+                        );
+                    }
+                    (None, None) => tracing::warn!("waiting for values of slow shards"),
+                }
             }
             // Its round may be over, and the run; then nobody waits for this.
             if self.mailbox.is_over(wanted, Until::Close) {
@@ -153,8 +167,9 @@ impl Couriers {
             if self.intake.is_ready() {
                 break;
             }
-            let sleep = self.intake.next_wake().map(|at| at.since(self.now().min(at)));
-            let sleep = sleep.map(|sleep| sleep.max(Duration::from_micros(50)));
+            let wakes = [self.intake.next_wake(), (!said).then_some(speaks_at)];
+            let wake = wakes.into_iter().flatten().min();
+            let sleep = wake.map(|at| at.since(self.now().min(at)).max(Duration::from_micros(50)));
             self.mailbox.await_landing(wanted, seen, sleep);
         }
         self.stale = self.intake.stale().collect();

@@ -33,9 +33,7 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
             report.skip(&name, "stated", "takes longer than a quick run");
             continue;
         }
-        // Peers are compared at the sizes that were asked for.
-        let peers = if workers <= 4 { &peers[..] } else { &[] };
-        compare(paceline, report, workers, peers)?;
+        compare(paceline, report, workers, &peers)?;
     }
     Ok(())
 }
@@ -44,7 +42,7 @@ fn compare(paceline: &Paceline, report: &mut Report, workers: usize, peers: &[Pe
     // Goals are set for four workers.
     let (pairs, rounds) = match workers {
         _ if report.quick() => (1, 5),
-        4 => (3, 10),
+        4 => (6, 10),
         _ => (2, 6),
     };
     let all_shards: &[usize] = if report.quick() { &[SHARDS] } else { &[1, 2, 4] };

@@ -23,6 +23,8 @@ const PACED_CNN: &str = "--model cnn --batch 32 --nominal 14ms --shard-nominal 6
                          --eval-every 1000000";
 
 const SLOW_SHARD: &str = "--stragglers shard:1:5";
+/// One shard's link: what a round sends through it takes three times as long as the round itself.
+const SLOW_LINK: &str = "--stragglers shard-link:1:50mbit";
 const SLOW_BOTH: &str = "--stragglers shard:1:5,slow:3:5";
 
 /// How shards are waited for, from few of the blocks to all.
@@ -34,6 +36,7 @@ const EPOCHS: [u32; 2] = [1, 2];
 pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let learned = learned(paceline)?;
     slow_shard(paceline, report, &learned)?;
+    slow_link(paceline, report, &learned)?;
     slow_worker_too(paceline, report, &learned)?;
     accuracy(paceline, report, &learned)
 }
@@ -50,20 +53,43 @@ fn train(paceline: &Paceline, flags: &str) -> Result<Run> {
     Ok(run)
 }
 
-/// Rounds a second with the slow shard, as a share of those without.
-fn slow_shard(paceline: &Paceline, report: &mut Report, learned: &str) -> Result<()> {
-    let (pairs, rounds) = if report.quick() { (1, 15) } else { (3, 50) };
-    let ways = [
-        "--pull all".to_owned(),
-        format!("--pull all {SLOW_SHARD}"),
-        format!("{learned} {SLOW_SHARD}"),
-    ];
-    let turns = interleaved(pairs, ways.len(), |who| {
+/// Rounds a second where nothing is slow, where something is and is waited for, and where what to wait
+/// for is learned.
+fn rates(
+    paceline: &Paceline,
+    (pairs, rounds): (usize, u32),
+    slow: &str,
+    learned: &str,
+) -> Result<Vec<Vec<f64>>> {
+    let ways = ["--pull all".to_owned(), format!("--pull all {slow}"), format!("{learned} {slow}")];
+    interleaved(pairs, ways.len(), |who| {
         let flags = format!("{PACED} --policy full --rounds {rounds} {}", ways[who]);
         let rate = train(paceline, &flags)?.number("/rounds_per_s");
         eprintln!("   {}: {rate:.2} rounds/s", ways[who]);
         Ok(rate)
-    })?;
+    })
+}
+
+/// Rounds a second where the link of a shard is slow, as a share of those without.
+fn slow_link(paceline: &Paceline, report: &mut Report, learned: &str) -> Result<()> {
+    let size = if report.quick() { (1, 20) } else { (2, 120) };
+    let turns = rates(paceline, size, SLOW_LINK, learned)?;
+    for (name, way) in [("all", 1), ("auto", 2)] {
+        let share = ratio(&turns[0], &turns[way]);
+        let note =
+            format!("rounds a second, a shard of 4 behind 50 Mbit/s, over nothing slow; {share}");
+        report.tell(&format!("slow_link_rate_{name}"), share.mean, note);
+    }
+    let auto = ratio(&turns[1], &turns[2]);
+    let note = format!("rounds a second of {learned} over --pull all, behind that link; {auto}");
+    report.at_least("slow_link_auto_over_all", auto.low, 1.0, note);
+    Ok(())
+}
+
+/// Rounds a second with the slow shard, as a share of those without.
+fn slow_shard(paceline: &Paceline, report: &mut Report, learned: &str) -> Result<()> {
+    let size = if report.quick() { (1, 15) } else { (3, 50) };
+    let turns = rates(paceline, size, SLOW_SHARD, learned)?;
     let all = ratio(&turns[0], &turns[1]);
     let note = format!("--pull all, a shard of 4 slowed 5×, over nothing slow; {all}");
     report.tell("slow_shard_rate_all", all.mean, note);
