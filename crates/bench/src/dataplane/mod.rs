@@ -19,12 +19,13 @@ use crate::{paceline::Paceline, report::Report, stats::median};
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     let paceline = Paceline::build()?;
     type Part = fn(&Paceline, &mut Report) -> Result<()>;
-    let parts: [(&str, Part); 7] = [
+    let parts: [(&str, Part); 8] = [
         ("fold", fold::run),
         ("exchange", exchange::run),
         ("hosts", hosts::run),
         ("blocks", blocks::run),
         ("weak", weak::run),
+        ("accuracy", weak::accuracy),
         ("incast", incast::run),
         ("scaling", scaling::run),
     ];

@@ -37,8 +37,7 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let learned = learned(paceline)?;
     slow_shard(paceline, report, &learned)?;
     slow_link(paceline, report, &learned)?;
-    slow_worker_too(paceline, report, &learned)?;
-    accuracy(paceline, report, &learned)
+    slow_worker_too(paceline, report, &learned)
 }
 
 /// The flags by which a run finds out itself what of the shards to wait for, as far as it can.
@@ -162,7 +161,8 @@ impl Trained {
 
 /// Accuracy after the same samples: nothing slow against a slow shard that is not waited for, and
 /// against how many blocks rounds wait for.
-fn accuracy(paceline: &Paceline, report: &mut Report, learned: &str) -> Result<()> {
+pub(super) fn accuracy(paceline: &Paceline, report: &mut Report) -> Result<()> {
+    let learned = &learned(paceline)?;
     const NAME: &str = "slow_shard_accuracy_points";
     const GOAL: f64 = -0.3;
     let data = workspace().join("../shared/datasets/mnist");
