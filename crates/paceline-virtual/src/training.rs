@@ -281,7 +281,8 @@ impl<'a> Training<'a> {
             self.due.pop();
             if self.is_due(worker, base, part) {
                 self.finished(worker, part);
-                // Where every arrival makes a round, none waits for those of the same moment.
+                // Where every arrival makes a round, the first of a moment does not wait for the others,
+                // who are in the next, with all that come while the update is made.
                 if self.coordinator.machine().policy().admissible_lag() > 0 {
                     self.coordinator.advance(self.now);
                     self.act();

@@ -62,6 +62,10 @@ fn what_cannot_be_compared_is_named() {
     place.run("compare --policies static:3/rebalance").failed(2, &["rebalance", "filter"]);
     place.run("compare --policies auto/reweigh").failed(2, &["--homes"]);
     place.run("compare --policies auto/unbalanced").failed(2, &["--costs"]);
+    let whole = "compare --policies auto/salvage --micro-batches 1";
+    place.run(whole).failed(2, &["salvage needs at least two --micro-batches"]);
+    let live = "compare --live 20ms --workers 3 --scenario hog:9";
+    place.run(live).failed(2, &["there are 3 workers"]);
     place.run("compare --scenario kill:1@3").failed(2, &["kill", "--live"]);
     place.run("compare --lr 0").failed(2, &["--lr"]);
     fs::create_dir(place.path("mine")).unwrap();

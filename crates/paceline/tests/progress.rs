@@ -126,6 +126,10 @@ fn a_worker_of_which_nothing_is_used_is_named_and_can_be_given_less() {
     };
     let (_, events) = train(&place, "useless", &format!("{args} --straggler abort"));
     assert!(useless(&events), "worker 2 takes eight times as long");
+    let late = "--workers 3 --nominal 5ms --stragglers slow:2:30 --policy static:2 --straggler finish \
+                --rounds 80";
+    let (_, events) = train(&place, "late", late);
+    assert!(useless(&events), "all that comes of worker 2 is late");
     let (_, events) =
         train(&place, "rebalanced", &format!("{args} --micro-batches 10 --rebalance"));
     let given = |event: &Event| match &event.kind {

@@ -82,6 +82,7 @@ fn order(seconds: [f64; 3]) -> [usize; 3] {
 fn nothing_slow(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let (pairs, rounds) = if report.quick() { (1, 20) } else { (16, 40) };
     let mut whole = [Vec::new(), Vec::new()];
+    let mut balanced = true;
     let by_round = interleaved(pairs, 2, |who| {
         let (policy, name) = (["auto", "full"][who], format!("quiet-{}", whole[who].len()));
         let args = format!(
@@ -90,6 +91,7 @@ fn nothing_slow(paceline: &Paceline, report: &mut Report) -> Result<()> {
         );
         let run = paceline.train(&format!("{name}-{policy}"), &args)?;
         whole[who].push(run.number("/samples_per_s"));
+        balanced &= run.is("/ledger/balanced");
         let times: Vec<f64> = run.round_times(0).iter().map(Duration::as_secs_f64).collect();
         Ok(run.number("/samples/used") / times.len() as f64 / median(&times))
     })?;
@@ -100,5 +102,6 @@ fn nothing_slow(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let found = ratio(&by_round[0], &by_round[1]);
     let note = format!("the same by the median round: {found}");
     report.tell("live_cost_of_auto_by_round", found.mean, note);
+    report.must("live_balanced", balanced, "the ledger of every run with nothing slow");
     Ok(())
 }

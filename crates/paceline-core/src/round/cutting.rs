@@ -132,7 +132,12 @@ impl RoundMachine {
         let took_part = run_times.iter().map(|&(worker, _)| worker);
         let rode_along = self.roster.folded.iter().map(|(late, _)| late.worker);
         let took_part = took_part.chain(rode_along).map(|w| (w, self.roster.holds(w)));
-        let useless = self.useless.closed(took_part);
+        // Who is still at what a round before was closed without has missed this one, too.
+        let base = self.roster.round.base();
+        let behind = self.roster.working.iter().filter(|(_, work)| work.base < base);
+        let missed = behind.map(|(&worker, _)| (worker, false));
+        let missed = missed.filter(|_| self.policy.admissible_lag() == 0);
+        let useless = self.useless.closed(took_part.chain(missed));
         self.phase = Phase::Closed;
         self.wake = Wake { at: None, arrivals: 0 };
         let closed = EventKind::Closed { round: self.roster.round, closes, run_times };

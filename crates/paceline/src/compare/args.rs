@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use paceline_core::Straggler;
 use paceline_nn::{CostSpec, DataSource, ModelSpec};
 
 use super::{contender::Contender, scenario::Scenario, target::Target};
@@ -64,7 +65,7 @@ pub(crate) struct CompareArgs {
     #[arg(long, default_value_t = 0.02)]
     pub(super) lr: f32,
     /// Learning rates that are tried for every policy and scenario, on seeds of their own: lr times 1,
-    /// 2, ½, 4, ¼, …
+    /// 2, ½, ¼, …
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=7))]
     pub(super) tune: u32,
     /// Seeds that each of them is tried on: with one, a rate may be chosen because it was lucky
@@ -105,6 +106,11 @@ impl CompareArgs {
             (positive(self.lr.into()), "--lr must be a positive number"),
             (self.overhead == 0.0 || positive(self.overhead), "--overhead must not be negative"),
             (self.micro_batches <= self.batch, "--micro-batches are at most --batch"),
+            (
+                self.micro_batches > 1
+                    || self.policies.iter().all(|of| of.straggler != Some(Straggler::Salvage)),
+                "salvage needs at least two --micro-batches: of one there is no part",
+            ),
             (
                 !(self.homes && self.live.is_some()),
                 "--homes is for the virtual clock, not for --live",

@@ -25,8 +25,8 @@ pub(super) struct Contender {
     pub(super) scaling: LrScaling,
 }
 
-/// Shares that a sweep for the best fixed count tries, and all: of 8 workers, every count.
-const SHARES: [f64; 9] = [0.1, 0.25, 0.375, 0.5, 0.625, 0.7, 0.8, 0.9, 0.95];
+/// Shares that a sweep for the best fixed count tries after all: of 8 workers, every count.
+const SHARES: [f64; 11] = [0.95, 0.9, 0.8, 0.7, 0.625, 0.5, 0.375, 0.25, 0.1, 0.05, 0.02];
 
 impl Contender {
     fn of(policy: PolicySpec) -> Contender {
@@ -62,7 +62,7 @@ impl Contender {
         shares.dedup_by_key(|share| share.of(workers as usize));
         shares.retain(|share| share.of(workers as usize) < workers as usize);
         let fixed = |share| Contender { policy: PolicySpec::Static(share), ..this };
-        shares.into_iter().map(fixed).chain([this]).collect()
+        [this].into_iter().chain(shares.into_iter().map(fixed)).collect()
     }
 }
 
@@ -186,7 +186,8 @@ mod tests {
             let tried = sweep.candidates(workers);
             tried.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
-        assert_eq!(tried(64).last().unwrap(), "full");
+        assert_eq!(tried(64)[0], "full");
+        assert_eq!(tried(64).len(), 12);
         assert!(tried(64).contains(&"static:0.9".to_owned()));
         // 1 to 8 of 8, none twice.
         assert_eq!(tried(8).len(), 8);

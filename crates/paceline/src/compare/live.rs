@@ -19,6 +19,9 @@ use super::{
 };
 use crate::span::Span;
 
+/// How much is said in the log of a process.
+const LOG: &str = "PACELINE_LOG";
+
 /// What a run says of itself that is not in its log.
 #[derive(Default, Deserialize)]
 struct Summary {
@@ -41,6 +44,12 @@ pub(super) fn run(
     let rounds = trial.workers * args.batch * args.evaluations;
     let mut command = Command::new(exe);
     command.args(["train", "--tied", "--json", "--run-dir"]).arg(&runs);
+    // Settings of other runs are none of this one's, and not in what its result is kept under.
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("PACELINE_") && name != LOG) {
+            command.env_remove(name);
+        }
+    }
     let mut set = |flag: &str, value: String| {
         command.arg(format!("--{flag}")).arg(value);
     };

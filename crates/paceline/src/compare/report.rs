@@ -41,9 +41,10 @@ fn table(rows: &[&Row]) -> Table {
         "seconds to target",
         "best",
         "worst",
+        "seeds at target",
         "sooner than full",
         "of clairvoyant",
-        "final accuracy",
+        "accuracy at the stop",
         "over full",
         "cutoff",
         "idle",
@@ -67,6 +68,10 @@ fn table(rows: &[&Row]) -> Table {
             seconds(|s| s.mean),
             seconds(|s| s.least),
             seconds(|s| s.most),
+            match row.diverged {
+                0 => format!("{} of {}", row.reached, row.seeds),
+                diverged => format!("{} of {}, {diverged} diverged", row.reached, row.seeds),
+            },
             row.speed_up.map_or("–".to_owned(), |speed_up| format!("{:.2}×", speed_up.mean)),
             row.of_bound.map_or("–".to_owned(), |of| format!("{of:.2}")),
             format!("{:.2} %", 100.0 * row.final_accuracy.mean),
@@ -103,10 +108,12 @@ fn over_time(
     }
 }
 
-/// Progress a second (targets reached in a thousand seconds) against the cutoff, a point a policy.
+/// Progress a second (targets reached in a thousand seconds) against the cutoff, a point a policy that
+/// reached it with every seed.
 fn against_cutoff(rows: &[&Row]) -> LineChart {
     // A line of one point is a dot.
-    let series = rows.iter().take(LINES).filter_map(|row| {
+    let series = rows.iter().take(LINES).filter(|row| row.reached == row.seeds);
+    let series = series.filter_map(|row| {
         let point = (row.accepted, 1e3 / row.seconds_to_target?.mean);
         Some(Series::line(row.policy.clone(), vec![point, point]))
     });

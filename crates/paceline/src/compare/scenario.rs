@@ -78,11 +78,21 @@ impl Conditions {
                     most.is_none_or(|most| most < workers),
                     Usage(format!("{scenario}: there are {workers} workers, numbered from 0"))
                 );
-                return Ok(Conditions::Slowed(spec.clone(), workers));
+                // Who is killed is back after a time that nobody foretells.
+                let killed = (0..workers).any(|worker| spec.killed_at(worker).is_some());
+                return Ok(match killed {
+                    true => Conditions::Live(workers),
+                    false => Conditions::Slowed(spec.clone(), workers),
+                });
             }
-            Scenario::Disturbed(_) => {
+            Scenario::Disturbed(text) => {
                 let wrong = format!("{scenario} is done to real processes: it needs --live");
                 ensure!(live, Usage(wrong));
+                let named = text.parse::<crate::scenario::Scenario>()?.workers();
+                ensure!(
+                    named.iter().all(|&worker| worker < workers),
+                    Usage(format!("{scenario}: there are {workers} workers, numbered from 0"))
+                );
                 return Ok(Conditions::Live(workers));
             }
             Scenario::Trace(_) | Scenario::Synthetic(_) if live => {

@@ -33,11 +33,13 @@ impl Store {
         let failed = || format!("failed to keep results in {}", dir.display());
         fs::create_dir_all(dir).with_context(failed)?;
         let path = dir.join("results.jsonl");
+        // What another comparison adds meanwhile must not be cut off.
+        let file = OpenOptions::new().create(true).append(true).open(&path).with_context(failed)?;
+        let lock = file.try_lock();
+        lock.with_context(|| format!("{} is in use by another comparison", dir.display()))?;
         check_inputs(dir, inputs)?;
-        let text = match fs::read_to_string(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-            text => text.with_context(|| format!("failed to read {}", path.display()))?,
-        };
+        let text = fs::read_to_string(&path)
+            .with_context(|| format!("failed to read {}", path.display()))?;
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
         let mut known = BTreeMap::new();
         for (number, line) in text[..whole].lines().enumerate() {
@@ -46,9 +48,6 @@ impl Store {
             })?;
             known.insert(key(&line.trial)?, line.outcome);
         }
-        let file = OpenOptions::new().create(true).append(true).open(&path).with_context(failed)?;
-        let lock = file.try_lock();
-        lock.with_context(|| format!("{} is in use by another comparison", dir.display()))?;
         file.set_len(whole as u64).with_context(failed)?;
         Ok(Store { known: Mutex::new(known), file: Mutex::new(file) })
     }

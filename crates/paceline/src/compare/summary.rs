@@ -209,10 +209,13 @@ pub(super) fn choice(rows: &[Row], machines: u32) -> Option<String> {
     let none = rows.iter().find(|row| row.policy.starts_with(&format!("static:{machines}/")))?;
     let count: u32 = best.policy.strip_prefix("static:")?.split('/').next()?.parse().ok()?;
     let backups = machines - count;
-    let most = rows.iter().all(|row| row.policy != format!("static:{}/abort", count - 1));
-    let more = match most {
-        true => "more backups were not tried",
-        false => "more backups give away more samples than they save time",
+    let fewer = format!("static:{}/abort", count.saturating_sub(1));
+    let fewer = rows.iter().find(|row| row.policy == fewer);
+    let more = match fewer {
+        None => "more backups were not tried",
+        // The first of those that are as quick was taken: it waits for the most.
+        Some(row) if seconds(row) == seconds(best) => "more backups are as quick, and use less",
+        Some(_) => "more backups give away more samples than they save time",
     };
     let Some(without) = seconds(none).filter(|_| none.reached == none.seeds) else {
         return Some(format!(
@@ -224,11 +227,14 @@ pub(super) fn choice(rows: &[Row], machines: u32) -> Option<String> {
     };
     let best = seconds(best)?;
     Some(match backups {
-        0 => format!(
-            "{}: all {machines} machines should count, no backups: waiting for the last costs less \
-             than the samples it brings",
-            none.scenario
-        ),
+        0 => {
+            let why = match fewer {
+                None => "backups were not tried",
+                Some(row) if seconds(row) == Some(best) => "backups are as quick, and use less",
+                Some(_) => "waiting for the last costs less than the samples it brings",
+            };
+            format!("{}: all {machines} machines should count, no backups: {why}", none.scenario)
+        }
         _ => format!(
             "{}: of {machines} machines N = {count} should count and b = {backups} be backups: \
              {best:.1} s to the target instead of {without:.1} s with none ({:.2}×); {more}",
