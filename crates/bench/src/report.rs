@@ -137,7 +137,7 @@ impl Report {
 
     fn markdown(&self) -> String {
         let mut text = format!(
-            "# Bench `{0}`\n\n`cargo run --release -p bench -- {0}`, {1}, on {2}.\n\n\
+            "# Bench `{0}`\n\n`cargo run --release -p bench -- {0}`, up to {1}, on {2}.\n\n\
              | figure | value | goal | holds | |\n|---|---|---|---|---|\n",
             self.bench,
             machine::date(),
@@ -165,9 +165,10 @@ const RULE: &str = "|---|---|---|---|---|\n";
 
 /// The old text with the figures and sections of the new in their places, and what is new behind them.
 fn merged(old: &str, new: &str) -> Option<String> {
-    let (head, rest) = old.split_once(RULE)?;
+    let (_, rest) = old.split_once(RULE)?;
+    let (head, measured) = new.split_once(RULE)?;
     let (old_rows, old_sections) = pieces(rest);
-    let (new_rows, new_sections) = pieces(new.split_once(RULE)?.1);
+    let (new_rows, new_sections) = pieces(measured);
     let name = |row: &str| row.split('|').nth(1).unwrap_or_default().to_owned();
     let title = |section: &str| section.lines().next().unwrap_or_default().to_owned();
     let rows = replaced(old_rows, new_rows, name);

@@ -69,8 +69,30 @@ const STUDIES: [Study; 8] = [
     Study::new("mnist-8-others", MNIST_8, OTHERS_8, &OF_8, OTHERS_SEEDS),
 ];
 
+/// What figures and tables do not say themselves.
+const READING: &str = "\
+## How to read this
+
+- Training is real, time is virtual: a worker that nothing disturbs takes a second for its round, an update a
+  hundredth. The live figures are of real processes.
+- *Of bound* sets a policy's speed-up in time to the target beside a clairvoyant's in samples a second (who
+  knows all run-times beforehand and cuts each round where that brings the most). It is no limit of the
+  time: rounds with fewer samples can learn more from each, so it is exceeded where cuts are deep. *Samples/s,
+  of bound* has samples on both sides; the clairvoyant's are over 400 rounds of the world, a run has fewer.
+- `best-static` is the best of fixed shares from 0.02 to all, by a sweep in the same scenario, with the same
+  salvage as `auto`. Times to a target differ by a tenth and more from seed to seed for reasons of training
+  (which samples a round had), so a single scenario is judged by whether its seeds show `auto` to be slower,
+  and all scenarios of a study together by their mean. Samples a second, which do not depend on luck, are
+  stated beside.
+- In `none`, and nearly so in `slow` and `node`, undisturbed workers are done at the same instant, and all who
+  are in time count: fixed shares hardly differ there.
+- `async` and `stale` make an update of every arrival, and of all that come while one is being made: of 64
+  workers in step these are many. Their work has the run-times of their own rounds.
+";
+
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     let paceline = Paceline::build()?;
+    report.section(READING.to_owned());
     for study in &STUDIES {
         if !report.wants(study.name) {
             continue;
