@@ -96,7 +96,7 @@ fn main() {
             let readers: Vec<_> = blocks.iter().filter(|_| read).map(Block::snapshot).collect();
             let grads = sources[1].chunks(DEFAULT_BLOCK_ELEMS);
             for (block, grads) in blocks.iter_mut().zip(grads) {
-                block.apply(&optimizer, update, grads, &spares, None);
+                block.apply(&optimizer, update, grads, &spares);
             }
             drop(readers);
         };

@@ -54,19 +54,16 @@ impl Block {
         &self.slots
     }
 
-    /// Applies one update; the gradient is that of this block alone. `copy` gets the new values, too,
-    /// while they are in the cache.
+    /// Applies one update; the gradient is that of this block alone.
     ///
     /// # Panics
-    /// If the gradient or the copy differ in length, or the optimizer is not the one the block was
-    /// made for.
+    /// If the gradient differs in length, or the optimizer is not the one the block was made for.
     pub fn apply(
         &mut self,
         optimizer: &OptimizerSpec,
         update: Update,
         grad_sum: &[f32],
         spares: &Spares,
-        mut copy: Option<&mut [f32]>,
     ) {
         // Checked before anything is taken apart.
         assert_eq!(grad_sum.len(), self.values.len(), "gradient and block differ in length");
@@ -82,9 +79,6 @@ impl Block {
             let mut slots: Vec<_> = slots.iter_mut().map(|slot| slot.open(start, len)).collect();
             let values = values.open(start, len);
             optimizer.apply(update, grad_sum, values, &mut slots);
-            if let Some(copy) = &mut copy {
-                copy[start..start + len].copy_from_slice(values);
-            }
         }
         self.values = values.publish(spares);
         for (slot, draft) in self.slots.iter_mut().zip(slots) {
@@ -147,7 +141,7 @@ mod tests {
         let mut held = Vec::new();
         for step in 1..=3 {
             held = hold(&block);
-            block.apply(optimizer, Update { step, ..UPDATE }, &grads, &spares, None);
+            block.apply(optimizer, Update { step, ..UPDATE }, &grads, &spares);
         }
         drop(held);
         let slots = block.slots().iter().map(|slot| slot.to_vec());
@@ -173,32 +167,17 @@ mod tests {
         let optimizer = OptimizerSpec::ADAMW;
         let mut block = Block::new(ramp(5000), &optimizer);
         let (values, slots) = (block.snapshot(), block.slots().to_vec());
-        block.apply(&optimizer, UPDATE, &vec![1.0; 5000], &Spares::new(0), None);
+        block.apply(&optimizer, UPDATE, &vec![1.0; 5000], &Spares::new(0));
         assert_eq!(*values, ramp(5000));
         assert!(slots.iter().all(|slot| slot.iter().all(|&x| x == 0.0)));
         assert_ne!(block.values(), ramp(5000));
     }
 
     #[test]
-    fn a_copy_holds_the_new_values() {
-        let mut block = Block::new(ramp(3 * STEP + 7), &OptimizerSpec::SGD);
-        let mut copy = vec![0.0; 3 * STEP + 7];
-        let spares = Spares::new(0);
-        block.apply(
-            &OptimizerSpec::SGD,
-            UPDATE,
-            &vec![1.0; 3 * STEP + 7],
-            &spares,
-            Some(&mut copy),
-        );
-        assert_eq!(block.values(), copy);
-    }
-
-    #[test]
     fn an_unread_block_is_updated_in_place() {
         let mut block = Block::new(ramp(100), &OptimizerSpec::SGD);
         let address = block.values().as_ptr();
-        block.apply(&OptimizerSpec::SGD, UPDATE, &[1.0; 100], &Spares::new(1), None);
+        block.apply(&OptimizerSpec::SGD, UPDATE, &[1.0; 100], &Spares::new(1));
         assert_eq!(block.values().as_ptr(), address);
     }
 
@@ -209,7 +188,7 @@ mod tests {
         let mut addresses = std::collections::BTreeSet::new();
         for _ in 0..20 {
             let reader = block.snapshot();
-            block.apply(&OptimizerSpec::SGD, UPDATE, &[1.0; 100], &spares, None);
+            block.apply(&OptimizerSpec::SGD, UPDATE, &[1.0; 100], &spares);
             addresses.insert(block.values().as_ptr());
             drop(reader);
         }
@@ -220,6 +199,6 @@ mod tests {
     #[should_panic(expected = "not made for this optimizer")]
     fn another_optimizer_is_refused() {
         let mut block = Block::new(ramp(4), &OptimizerSpec::SGD);
-        block.apply(&OptimizerSpec::ADAMW, UPDATE, &[0.0; 4], &Spares::new(0), None);
+        block.apply(&OptimizerSpec::ADAMW, UPDATE, &[0.0; 4], &Spares::new(0));
     }
 }

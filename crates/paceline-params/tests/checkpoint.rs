@@ -340,13 +340,7 @@ fn train(from: &Checkpoint, block_elems: usize, shards: u32, steps: u64) -> Chec
     for step in from.step + 1..=from.step + steps {
         for (index, block) in (0..).zip(&mut blocks) {
             let sums: Vec<_> = layout.block_range(index).map(|i| (i as f32).sin()).collect();
-            block.apply(
-                &from.optimizer,
-                Update { step, lr: 0.1, scale: 0.5 },
-                &sums,
-                &spares,
-                None,
-            );
+            block.apply(&from.optimizer, Update { step, lr: 0.1, scale: 0.5 }, &sums, &spares);
         }
     }
     let slot = |k: usize| blocks.iter().map(|block| Arc::clone(&block.slots()[k])).collect();

@@ -52,6 +52,14 @@ impl Segment {
         fence(Ordering::Release);
     }
 
+    /// Writes the values from `at` on, which others are to read and this process is not.
+    ///
+    /// # Panics
+    /// If `values` reaches past the end.
+    pub fn write(&mut self, at: usize, values: &[f32]) {
+        self.mapping.write(at, values);
+    }
+
     /// Says that the values are those of `version`, whole. The highest number there is stands for
     /// none: what is published as that stays withdrawn.
     pub fn publish(&mut self, version: u64) {
@@ -109,6 +117,31 @@ mod tests {
         let mut copy = [0.0; 3];
         view.read(4997, &mut copy);
         assert_eq!(copy, [4997.0, 4998.0, 4999.0]);
+    }
+
+    /// Large ones are copied past the cache, line by line, with what is before and after.
+    #[test]
+    fn what_is_large_is_copied_whole_from_wherever_to_wherever() {
+        let len = (1 << 20) + 37;
+        let mut segment = Segment::new(len).unwrap();
+        let view = View::of(&segment, len).unwrap();
+        let values: Vec<f32> = (0..len as u32).map(|i| i as f32).collect();
+        for at in [0, 1, 15, 30] {
+            let part = &values[at..len - 2 * at];
+            segment.fill(-1.0);
+            segment.write(at, part);
+            assert!(segment[..at].iter().chain(&segment[len - 2 * at..]).all(|&x| x == -1.0));
+            assert_eq!(&segment[at..len - 2 * at], part);
+        }
+        segment.write(0, &values);
+        for (at, to) in [(0, 0), (1, 0), (0, 3), (5, 9), (37, 16)] {
+            let mut copy = vec![-1.0; len];
+            let end = copy.len() - 20;
+            view.read(at, &mut copy[to..end.min(len - at + to)]);
+            let got = &copy[to..end.min(len - at + to)];
+            assert_eq!(got, &values[at..at + got.len()], "from {at} to {to}");
+            assert!(copy[..to].iter().all(|&x| x == -1.0));
+        }
     }
 
     #[test]

@@ -454,7 +454,7 @@ impl<'a> Training<'a> {
         let lr = rule.learning_rate(round.0, weight, noise);
         let scale = rule.clip.factor(square.sqrt() / weight) * (1.0 / weight) as f32;
         let update = Update { step: round.0 + 1, lr, scale };
-        self.block.apply(&rule.optimizer, update, &self.sum, &self.spares, None);
+        self.block.apply(&rule.optimizer, update, &self.sum, &self.spares);
         self.sum.fill(0.0);
         self.record.finite &= square.is_finite();
         self.record.rounds.push(VirtualRound {

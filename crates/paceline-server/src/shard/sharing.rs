@@ -186,12 +186,12 @@ impl Mirror {
         self.written = Some(vec![false; self.starts.len()]);
     }
 
-    /// Where a block of it is to be written, if it was begun.
-    pub(crate) fn part(&mut self, block: usize) -> Option<&mut [f32]> {
-        self.written.as_mut()?[block] = true;
-        let segment = &mut self.segments[self.next];
-        let end = self.starts.get(block + 1).copied().unwrap_or(segment.len());
-        Some(&mut segment[self.starts[block]..end])
+    /// A block of it, if it was begun.
+    pub(crate) fn write(&mut self, block: usize, values: &[f32]) {
+        if let Some(written) = &mut self.written {
+            written[block] = true;
+            self.segments[self.next].write(self.starts[block], values);
+        }
     }
 
     /// It is made, if it was begun; blocks that did not change are written, too. Returns the segment
@@ -199,7 +199,7 @@ impl Mirror {
     pub(crate) fn finish(&mut self, version: u64, blocks: &[Block]) -> Option<u32> {
         let written = self.written.clone()?;
         for (block, _) in written.iter().enumerate().filter(|(_, written)| !**written) {
-            self.part(block)?.copy_from_slice(blocks[block].values());
+            self.write(block, blocks[block].values());
         }
         self.written = None;
         self.segments[self.next].publish(version);
@@ -251,7 +251,7 @@ mod tests {
         for version in 4..8u64 {
             mirror.begin();
             blocks[0] = Block::new(vec![version as f32; 2], &spec.optimizer);
-            mirror.part(0).unwrap().copy_from_slice(blocks[0].values());
+            mirror.write(0, blocks[0].values());
             let segment = mirror.finish(version, &blocks).unwrap() as usize;
             let mut copy = vec![9.0; len];
             assert!(views[segment].read_version(version, &mut copy));

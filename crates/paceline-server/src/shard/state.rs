@@ -322,8 +322,11 @@ impl ShardState {
         if let Some(sum) = self.sums[block].take() {
             let Apply { step, learning_rate: lr, .. } = *apply;
             let update = Update { step, lr, scale: apply.scales[close] };
-            let copy = self.mirror.as_mut().and_then(|mirror| mirror.part(block));
-            self.blocks[block].apply(&self.spec.optimizer, update, &sum, &self.spares, copy);
+            self.blocks[block].apply(&self.spec.optimizer, update, &sum, &self.spares);
+            // While it is in the cache.
+            if let Some(mirror) = &mut self.mirror {
+                mirror.write(block, self.blocks[block].values());
+            }
             self.spent.push(sum);
             self.narrow(block);
         }
