@@ -155,6 +155,11 @@ fn goals(report: &mut Report, study: &str, rows: &[Row]) {
                 statics.extend(best.times());
             }
         }
+        let best = find(&row.scenario, "best-static").map(Row::times).unwrap_or_default();
+        let progress = find(&row.scenario, "auto/progress").map(Row::times).unwrap_or_default();
+        let found = paired_ratio(&progress, &best);
+        let note = format!("time to target of the best static over auto/progress's: {found}");
+        report.tell(&name("best_static_over_progress"), found.mean, note);
         let note = "time to target with the progress objective over auto's";
         report.tell(&name("progress_over_auto"), over("auto/progress").mean, note);
         if row.scenario == "stalls:3" && study.ends_with("-64") {
