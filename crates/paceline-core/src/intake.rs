@@ -154,6 +154,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_coming_anyway_is_not_asked_for_and_asked_for_again_if_it_is_old() {
+        let mut intake = Intake::new(Shards::asked_anew(&[1, 1], Box::new(First(2)), 2, 2), 2);
+        let (ahead, other) = (ShardId(0), ShardId(1));
+        assert_eq!(intake.missing().collect::<Vec<_>>(), [ahead, other]);
+        intake.is_coming(ahead);
+        assert_eq!(intake.want(Version(5), &[], at(0)), [(other, Version(5))]);
+        assert_eq!(intake.landed(other, Version(5), at(1)), None);
+        assert_eq!(
+            intake.landed(ahead, Version(4), at(2)),
+            Some(Version(5)),
+            "it was asked too soon"
+        );
+        assert!(!ready(&mut intake, 2));
+        assert_eq!(intake.landed(ahead, Version(5), at(3)), None);
+        assert!(ready(&mut intake, 3) && intake.missing().next().is_none());
+    }
+
+    #[test]
     fn who_is_behind_is_asked_for_anything_where_nothing_of_use_is_here() {
         let mut intake = Intake::new(Shards::asked_anew(&[1, 1], Box::new(First(2)), 2, 2), 2);
         assert_eq!(
