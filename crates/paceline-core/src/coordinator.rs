@@ -70,6 +70,14 @@ impl Coordinator {
         Coordinator { assembly: Assembly::partial(blocks, rule), ..self }
     }
 
+    /// The same, but with what was known of the noise before.
+    pub fn with_noise(mut self, noise: NoiseScale) -> Self {
+        if let Some(scale) = noise.scale() {
+            self.machine.hear_noise(scale);
+        }
+        Coordinator { noise, ..self }
+    }
+
     /// The round machine, to look at.
     pub fn machine(&self) -> &RoundMachine {
         &self.machine
@@ -243,6 +251,11 @@ impl Coordinator {
         if let Some(scale) = self.noise.scale() {
             self.machine.hear_noise(scale);
         }
+    }
+
+    /// What is known of the noise, to go on from.
+    pub fn noise(&self) -> &NoiseScale {
+        &self.noise
     }
 
     /// The gradient noise scale, in samples, if workers report norms and enough is known.

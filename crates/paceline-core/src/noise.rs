@@ -4,11 +4,13 @@
 //! tr Σ̂ = (Σ |sᵢ|²/bᵢ − |S|²/B) / (k − 1), and |G|²^ = |S|²/B² − tr Σ̂/B. Both are smoothed, then divided:
 //! 𝓑 = tr Σ / |G|², in samples.
 
+use serde::{Deserialize, Serialize};
+
 /// Rounds that the estimate remembers.
 const MEMORY: f64 = 50.0;
 
-/// A running estimate.
-#[derive(Debug, Clone, Default)]
+/// A running estimate, to be kept with a checkpoint.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct NoiseScale {
     trace: f64,
     square: f64,

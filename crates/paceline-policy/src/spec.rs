@@ -123,6 +123,12 @@ impl PolicySpec {
         matches!(self, PolicySpec::Auto | PolicySpec::Filter(_))
     }
 
+    /// What it wants the most of where nobody says. `auto` wants what users do; the others stay what
+    /// their papers make them.
+    pub fn objective(self) -> Objective {
+        if self == PolicySpec::Auto { Objective::Progress } else { Objective::Samples }
+    }
+
     /// Whether it weighs what it cuts for, so that the objective matters.
     pub fn weighs(self) -> bool {
         matches!(

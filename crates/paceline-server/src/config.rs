@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use paceline_core::{LedgerState, RoundConfig, Version};
+use paceline_core::{LedgerState, NoiseScale, RoundConfig, Version};
 use paceline_model::Model;
 use paceline_params::{Checkpoint, FlatVec, LrScaling, TensorSpec, UpdateConfig, WireType};
 use paceline_policy::{Enough, Objective, PolicySpec};
@@ -142,6 +142,8 @@ pub struct Start {
     pub step: u64,
     /// The books at that point, if any.
     pub ledger: Option<LedgerState>,
+    /// What is known of the gradient noise.
+    pub noise: NoiseScale,
 }
 
 /// What a checkpoint keeps beside the parameters.
@@ -156,6 +158,9 @@ pub struct SavedState {
     /// By what batches are balanced ([`SavedState::balance`]).
     #[serde(default = "unbalanced")]
     pub balance: String,
+    /// What is known of the gradient noise.
+    #[serde(default)]
+    pub noise: NoiseScale,
 }
 
 impl SavedState {
@@ -183,6 +188,7 @@ impl Start {
             version: Version(checkpoint.version),
             step: checkpoint.step,
             ledger: Some(state.ledger.clone()),
+            noise: state.noise.clone(),
         };
         Ok((start, state))
     }

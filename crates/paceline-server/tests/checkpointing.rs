@@ -11,8 +11,10 @@ use std::{
 };
 
 use common::{PARAMS, SAMPLES, Server, config};
-use paceline_core::{Event, EventKind, Portion, SampleRange, StopReason, Version, WorkerId};
-use paceline_params::{OptimizerSpec, checkpoint};
+use paceline_core::{
+    Event, EventKind, NoiseScale, Portion, SampleRange, StopReason, Version, WorkerId,
+};
+use paceline_params::{LrScaling, OptimizerSpec, checkpoint};
 use paceline_server::{CheckpointConfig, Outcome, ServerConfig, ServerError, Start};
 use paceline_worker::{Compute, Tally, WorkerError};
 
@@ -166,6 +168,34 @@ fn an_interrupted_run_ends_with_the_same_bits_as_one_that_was_not() {
             assert!(rest.ledger.balanced);
         }
     }
+}
+
+#[test]
+fn what_is_known_of_the_noise_is_kept_with_a_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = |rounds| {
+        let mut config = exact(dir.path(), OptimizerSpec::SGD);
+        config.update.scaling = LrScaling::AdaScale;
+        config.limits.rounds = Some(rounds);
+        config
+    };
+    let told = |events: &[Event]| {
+        let scale = |event: &Event| match event.kind {
+            EventKind::Updated { noise_scale, .. } => noise_scale,
+            _ => None,
+        };
+        events.iter().filter_map(scale).collect::<Vec<f64>>()
+    };
+    let (_, events) = run(config(50), common::start());
+    let saved = resume(&latest(dir.path()));
+    assert!(saved.noise.scale().is_some());
+    assert_eq!(saved.noise.scale(), told(&events).last().copied());
+    // One round more moves an estimate over fifty by little; a first one alone could be anywhere.
+    let (_, events) = run(config(51), saved.clone());
+    let (before, after) = (saved.noise.scale().unwrap(), told(&events)[0]);
+    assert!((after / before - 1.0).abs() < 0.2, "{before} to {after}");
+    let (_, events) = run(config(51), Start { noise: NoiseScale::default(), ..saved });
+    assert!(told(&events).first() != Some(&after), "as if nothing had been known");
 }
 
 /// Which samples the updates of a run used, from its events alone.

@@ -78,7 +78,7 @@ impl RunConfig {
         if self.late == Late::Fold && self.straggler() != Straggler::Finish {
             bail!("late fold needs --straggler finish: others give up what they are at");
         }
-        if self.objective == Objective::Progress && !self.policy.weighs() {
+        if self.objective() == Objective::Progress && !self.policy.weighs() {
             bail!(
                 "objective progress needs a policy that weighs when to cut (auto, filter, empirical, \
                  elfving, bdsgd): {} does not",

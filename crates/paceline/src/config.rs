@@ -48,14 +48,14 @@ pub(crate) struct RunConfig {
     pub(crate) liveness: Span,
     pub(crate) straggler: Option<Straggler>,
     pub(crate) late: Late,
-    pub(crate) objective: Objective,
+    pub(crate) objective: Option<Objective>,
     pub(crate) rebalance: bool,
     pub(crate) batch: u32,
     pub(crate) micro_batches: u32,
     pub(crate) optimizer: OptimizerSpec,
     pub(crate) lr: f32,
     pub(crate) schedule: Schedule,
-    pub(crate) lr_scaling: LrScaling,
+    pub(crate) lr_scaling: Option<LrScaling>,
     pub(crate) reference_weight: Option<f64>,
     pub(crate) clip: Clip,
     pub(crate) rounds: Option<u64>,
@@ -104,14 +104,14 @@ impl Default for RunConfig {
             liveness: Span::secs(10),
             straggler: None,
             late: Late::Drop,
-            objective: Objective::Samples,
+            objective: None,
             rebalance: false,
             batch: 32,
             micro_batches: 4,
             optimizer: OptimizerSpec::MOMENTUM,
             lr: 0.02,
             schedule: Schedule::default(),
-            lr_scaling: LrScaling::Linear,
+            lr_scaling: None,
             reference_weight: None,
             clip: Clip::None,
             rounds: None,
@@ -256,6 +256,11 @@ impl RunConfig {
         })
     }
 
+    /// What a round wants the most of: what suits the policy, unless something else is asked for.
+    pub(crate) fn objective(&self) -> Objective {
+        self.objective.unwrap_or(self.policy.objective())
+    }
+
     pub(crate) fn placement(&self, remote: bool) -> Placement {
         Placement {
             shards: self.shards,
@@ -270,7 +275,7 @@ impl RunConfig {
             optimizer: self.optimizer,
             learning_rate: self.lr,
             schedule: self.schedule,
-            scaling: self.lr_scaling,
+            scaling: self.lr_scaling.unwrap_or(usual_scaling(self.objective())),
             reference_weight: self.full_weight(),
             clip: self.clip,
         }
@@ -284,6 +289,14 @@ impl RunConfig {
     /// Rounds in which everybody contributes until `samples` are used.
     pub(crate) fn rounds_per_epoch(&self, samples: u32) -> u64 {
         u64::from(samples).div_ceil(u64::from(self.workers) * u64::from(self.batch)).max(1)
+    }
+}
+
+/// The scaling that realises what an objective values.
+pub(crate) fn usual_scaling(objective: Objective) -> LrScaling {
+    match objective {
+        Objective::Samples => LrScaling::Linear,
+        Objective::Progress => LrScaling::AdaScale,
     }
 }
 

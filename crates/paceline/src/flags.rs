@@ -111,8 +111,8 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_LATE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) late: Option<Late>,
-    /// What a round wants the most of, a second: samples, or progress (by the gradient noise scale;
-    /// goes well with --lr-scaling adascale) [default: samples]
+    /// What a round wants the most of, a second: progress (by the gradient noise scale) or samples
+    /// [default: progress with auto, samples with others]
     #[arg(long, env = "PACELINE_OBJECTIVE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) objective: Option<Objective>,
@@ -142,8 +142,8 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_SCHEDULE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) schedule: Option<Schedule>,
-    /// How the learning rate follows the contributed weight: linear, sqrt, adascale,
-    /// none [default: linear]
+    /// How the learning rate follows the contributed weight: linear, sqrt, adascale, none
+    /// [default: adascale with --objective progress, else linear]
     #[arg(long, env = "PACELINE_LR_SCALING")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lr_scaling: Option<LrScaling>,

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use paceline_core::{CostBias, Costs, Event, Ledger, OrderSpec, StopReason, Version};
+use paceline_core::{CostBias, Costs, Event, Ledger, NoiseScale, OrderSpec, StopReason, Version};
 use paceline_model::Model;
 use paceline_params::{FlatVec, checkpoint};
 use paceline_server::{
@@ -103,6 +103,7 @@ impl Session {
             version: Version(0),
             step: 0,
             ledger: None,
+            noise: NoiseScale::default(),
         };
         let run_time_model = model::load(config.run_time_model.as_deref().map(Path::new))?;
         let (dir, start) = match resumed {
@@ -280,7 +281,7 @@ fn server_config(
         batch: config.batch,
         micro_batches: config.micro_batches,
         policy: config.policy,
-        objective: config.objective,
+        objective: config.objective(),
         run_time_model,
         round: config.round(),
         placement: config.placement(others.remote_shards),

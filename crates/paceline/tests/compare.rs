@@ -18,7 +18,7 @@ fn rows(text: &str) -> Vec<Value> {
 fn policies_are_compared_kept_and_not_run_again() {
     let place = Place::new();
     let args =
-        format!("{SMALL} --policies full,auto,auto/progress,async --scenario stalls:3 --json");
+        format!("{SMALL} --policies full,auto,auto/samples,async --scenario stalls:3 --json");
     let first = place.run(&args).ok();
     let rows = rows(&first.stdout);
     assert_eq!(rows.len(), 4);
@@ -35,7 +35,7 @@ fn policies_are_compared_kept_and_not_run_again() {
     assert_eq!(again.stdout, first.stdout);
     assert_eq!(fs::read_to_string(&results).unwrap(), kept);
     let page = fs::read_to_string(place.path("compare/page.html")).unwrap();
-    assert!(page.contains("auto/progress") && page.contains("<svg") && !page.contains("https://"));
+    assert!(page.contains("auto/samples") && page.contains("<svg") && !page.contains("https://"));
 }
 
 #[test]

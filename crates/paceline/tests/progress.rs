@@ -104,12 +104,12 @@ fn the_noise_scale_is_told_where_something_depends_on_it() {
         };
         events.iter().filter_map(scale).collect::<Vec<_>>()
     };
-    let args = "--workers 3 --rounds 30 --objective progress --lr-scaling adascale";
+    let args = "--workers 3 --rounds 30";
     let (_, events) = train(&place, "progress", args);
     let told_of = told(&events);
     assert!(told_of.len() > 20, "{} rounds", told_of.len());
     assert!(told_of.iter().all(|&(scale, rate)| scale > 0.0 && rate > 0.0 && rate <= 0.02 + 1e-6));
-    let (_, events) = train(&place, "samples", "--workers 3 --rounds 10");
+    let (_, events) = train(&place, "samples", "--workers 3 --rounds 10 --objective samples");
     assert!(told(&events).is_empty(), "nobody asked");
 }
 

@@ -55,6 +55,7 @@ impl Run {
             seed: self.config.seed,
             data: self.config.data.clone(),
             balance: SavedState::balance(self.config.balance, self.config.batch),
+            noise: self.core.noise().clone(),
         };
         self.snapshot = Some(Snapshot {
             version: self.progress.version,

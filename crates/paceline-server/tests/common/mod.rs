@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paceline_core::{Event, EventKind, LeaveReason, RoundConfig, StopReason, Version};
+use paceline_core::{Event, EventKind, LeaveReason, NoiseScale, RoundConfig, StopReason, Version};
 use paceline_params::{
     Clip, FlatVec, LrScaling, OptimizerSpec, Schedule, TensorSpec, UpdateConfig, WireType,
 };
@@ -83,6 +83,7 @@ pub fn start() -> Start {
         version: Version(0),
         step: 0,
         ledger: None,
+        noise: NoiseScale::default(),
     }
 }
 

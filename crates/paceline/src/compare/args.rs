@@ -10,7 +10,7 @@ use super::{contender::Contender, scenario::Scenario, target::Target};
 
 #[derive(Debug, Args)]
 pub(crate) struct CompareArgs {
-    /// Policies, with commas between; after slashes, how they are used (auto/progress,
+    /// Policies, with commas between; after slashes, how they are used (auto/samples,
     /// static:0.9/abort, filter/fold); best-static finds its share by a sweep
     #[arg(
         long,

@@ -6,7 +6,9 @@ use paceline_core::{Late, Straggler};
 use paceline_params::LrScaling;
 use paceline_policy::{Cutoff, Objective, PolicySpec};
 
-/// A policy with its manner: `auto`, `auto/progress`, `static:6/abort`, `stale:16`.
+use crate::config::usual_scaling;
+
+/// A policy with its manner: `auto`, `auto/samples`, `static:6/abort`, `stale:16`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Contender {
     pub(super) policy: PolicySpec,
@@ -39,9 +41,15 @@ impl Contender {
             unbalanced: false,
             impatient: false,
             reweigh: false,
-            objective: Objective::Samples,
-            scaling: LrScaling::Linear,
+            objective: policy.objective(),
+            scaling: usual_scaling(policy.objective()),
         }
+    }
+
+    /// The objective, unless another is given.
+    fn usual_objective(&self) -> Objective {
+        // Weights hide the noise scale.
+        if self.reweigh { Objective::Samples } else { self.policy.objective() }
     }
 
     /// What stragglers do, with so many micro-batches.
@@ -75,12 +83,11 @@ impl FromStr for Contender {
             "best-static" => Contender { sweep: true, ..Contender::of(PolicySpec::Full) },
             policy => Contender::of(policy.parse().map_err(|error| format!("{error}"))?),
         };
+        let (mut objective, mut scaling) = (None, None);
         for word in words {
             match word {
-                "progress" => {
-                    contender.objective = Objective::Progress;
-                    contender.scaling = LrScaling::AdaScale;
-                }
+                "samples" => objective = Some(Objective::Samples),
+                "progress" => objective = Some(Objective::Progress),
                 "rebalance" => contender.rebalance = true,
                 "unbalanced" => contender.unbalanced = true,
                 "impatient" => contender.impatient = true,
@@ -91,18 +98,20 @@ impl FromStr for Contender {
                 }
                 word => {
                     let straggler = word.parse().map(|s| contender.straggler = Some(s));
-                    let scaling = word.parse().map(|s| contender.scaling = s);
-                    if straggler.is_err() && scaling.is_err() {
+                    let scales = word.parse().map(|s| scaling = Some(s));
+                    if straggler.is_err() && scales.is_err() {
                         return Err(format!(
                             "`{word}` in `{text}`: after a policy come, each after a slash, \
-                             progress, rebalance, unbalanced, impatient, reweigh, abort, \
-                             finish, salvage, fold, or a learning-rate scaling (linear, sqrt, \
+                             samples, progress, rebalance, unbalanced, impatient, reweigh, \
+                             abort, finish, salvage, fold, or a learning-rate scaling (linear, sqrt, \
                              adascale, none)"
                         ));
                     }
                 }
             }
         }
+        contender.objective = objective.unwrap_or(contender.usual_objective());
+        contender.scaling = scaling.unwrap_or(usual_scaling(contender.objective));
         let progress = contender.objective == Objective::Progress;
         let finishes = contender.straggler == Some(Straggler::Finish);
         let wrong = match () {
@@ -128,9 +137,8 @@ impl fmt::Display for Contender {
             true => write!(f, "best-static")?,
             false => write!(f, "{}", self.policy)?,
         }
-        let progress = self.objective == Objective::Progress;
-        if progress {
-            write!(f, "/progress")?;
+        if self.objective != self.usual_objective() {
+            write!(f, "/{}", self.objective)?;
         }
         let words = [
             (self.rebalance, "rebalance"),
@@ -146,8 +154,7 @@ impl fmt::Display for Contender {
             (Late::Drop, Some(straggler)) => write!(f, "/{straggler}")?,
             (Late::Drop, None) => {}
         }
-        let usual = if progress { LrScaling::AdaScale } else { LrScaling::Linear };
-        if self.scaling != usual {
+        if self.scaling != usual_scaling(self.objective) {
             write!(f, "/{}", self.scaling)?;
         }
         Ok(())
@@ -162,8 +169,11 @@ mod tests {
     fn contenders_read_back_as_written_or_say_what_would_do() {
         for text in [
             "auto",
-            "auto/progress",
-            "auto/progress/abort/sqrt",
+            "auto/samples",
+            "auto/samples/abort/sqrt",
+            "auto/linear",
+            "auto/reweigh",
+            "filter/progress",
             "static:0.9",
             "best-static",
             "best-static/abort",

@@ -30,7 +30,7 @@ use crate::{config::Usage, model, progress::Progress, workload::Workload};
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   paceline compare                                    three policies, with and without stalls
-  paceline compare --policies full,auto,auto/progress --scenario slow:0:3 --seeds 5
+  paceline compare --policies full,auto,auto/samples --scenario slow:0:3 --seeds 5
   paceline compare --policies full,best-static,auto,async,stale:8 --scenario stalls:3 --workers 64 --batch 8
   paceline compare --scenario trace:times.csv.gz --data mnist --target-accuracy 0.98
   paceline compare --sweep 8,4 --scenario stalls:3    how many backup workers
