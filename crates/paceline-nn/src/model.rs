@@ -1,7 +1,12 @@
 //! What every model can do: flat parameters in, summed gradients out.
 
+use std::ops::Deref;
+
 use crate::synthetic::Synthetic;
 use crate::{DataShape, Dataset, ModelSpec, TensorSpec, zoo};
+
+/// All parameters, where somebody else keeps them.
+pub type KeptParams = Box<dyn Deref<Target = [f32]> + Send>;
 
 /// A model that a worker differentiates and an observer evaluates.
 ///
@@ -24,6 +29,15 @@ pub trait Model: Send {
     /// Takes `params` as the parameters, from element `at` on, of every later call; before the first,
     /// they are zero.
     fn load(&mut self, at: usize, params: &[f32]);
+
+    /// The same for all of them, which stay as they are until `params` is dropped: who can keep them need
+    /// not copy them.
+    fn keep(&mut self, params: KeptParams) {
+        self.load(0, &params);
+    }
+
+    /// Drops what it keeps. What is loaded next is all parameters.
+    fn let_go(&mut self) {}
 
     /// Adds the gradient of the loss summed over `samples` (indices into `data`, repeats allowed)
     /// to `grad`. Panics if an index is out of range or the data has another shape than the model

@@ -2,8 +2,11 @@
 
 use crate::layer::{Layer, Step};
 use crate::loss::cross_entropy;
+use crate::params::Params;
 use crate::rng::Stream;
-use crate::{DataShape, Dataset, Evaluation, LossSum, Model, TensorSpec, total_elements};
+use crate::{
+    DataShape, Dataset, Evaluation, KeptParams, LossSum, Model, TensorSpec, total_elements,
+};
 
 /// What may pass between layers for the samples that go through them together, in bytes: about what
 /// a core has of cache to itself.
@@ -13,7 +16,7 @@ const CACHE: usize = 1 << 20;
 pub(crate) struct Network {
     shape: DataShape,
     tensors: Vec<TensorSpec>,
-    params: Vec<f32>,
+    params: Params,
     stages: Vec<Stage>,
     /// Samples that go through all layers together: few enough for the cache, enough that the
     /// products of the linear layers are worth it.
@@ -44,7 +47,7 @@ impl Network {
             let end = total_elements(&tensors);
             stages.push(Stage { layer, start, end, y: vec![], dy: vec![] });
         }
-        let params = vec![0.0; total_elements(&tensors)];
+        let params = Params::zeros(total_elements(&tensors));
         let values: usize = stages.iter().map(|stage| 2 * stage.layer.outputs()).sum();
         let tile = (CACHE / (values * size_of::<f32>())).clamp(8, 64);
         Self { shape, tensors, params, stages, tile, input: vec![], labels: vec![] }
@@ -106,7 +109,16 @@ impl Model for Network {
     }
 
     fn load(&mut self, at: usize, params: &[f32]) {
-        self.params[at..at + params.len()].copy_from_slice(params);
+        self.params.load(total_elements(&self.tensors), at, params);
+    }
+
+    fn keep(&mut self, params: KeptParams) {
+        assert_eq!(params.len(), total_elements(&self.tensors), "one value per parameter");
+        self.params = Params::Kept(params);
+    }
+
+    fn let_go(&mut self) {
+        self.params.let_go();
     }
 
     fn gradient_while(
@@ -116,7 +128,7 @@ impl Model for Network {
         grad: &mut [f32],
         wanted: &dyn Fn() -> bool,
     ) -> Option<LossSum> {
-        assert_eq!(grad.len(), self.params.len(), "one value per parameter");
+        assert_eq!(grad.len(), total_elements(&self.tensors), "one value per parameter");
         let mut sum = LossSum::default();
         for samples in samples.chunks(self.tile) {
             sum += self.forward(data, samples, wanted)?;

@@ -1,6 +1,6 @@
 //! A model of any size whose gradient costs nothing, for measuring the data plane.
 
-use crate::{Dataset, Evaluation, LossSum, Model, TensorSpec};
+use crate::{Dataset, Evaluation, KeptParams, LossSum, Model, TensorSpec};
 
 /// `params` parameters in one tensor and a constant gradient.
 ///
@@ -9,6 +9,7 @@ use crate::{Dataset, Evaluation, LossSum, Model, TensorSpec};
 /// [`gradient`](Model::gradient) adds: it is made to cost nothing, not to learn.
 pub(crate) struct Synthetic {
     tensors: [TensorSpec; 1],
+    kept: Option<KeptParams>,
 }
 
 /// Every value of the gradient.
@@ -16,7 +17,7 @@ const GRADIENT: f32 = 1e-3;
 
 impl Synthetic {
     pub(crate) fn new(params: usize) -> Self {
-        Self { tensors: [TensorSpec::new("synthetic.weight", [params])] }
+        Self { tensors: [TensorSpec::new("synthetic.weight", [params])], kept: None }
     }
 }
 
@@ -31,6 +32,15 @@ impl Model for Synthetic {
 
     fn load(&mut self, at: usize, params: &[f32]) {
         assert!(at + params.len() <= self.tensors[0].len(), "one value per parameter");
+    }
+
+    fn keep(&mut self, params: KeptParams) {
+        assert_eq!(params.len(), self.tensors[0].len(), "one value per parameter");
+        self.kept = Some(params);
+    }
+
+    fn let_go(&mut self) {
+        self.kept = None;
     }
 
     fn gradient_while(

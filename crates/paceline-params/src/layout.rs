@@ -261,20 +261,25 @@ fn bounds(tensors: &[TensorSpec]) -> Result<Vec<usize>, LayoutError> {
     Ok(bounds)
 }
 
+/// Elements of a page of memory.
+const PAGE: usize = 4096 / size_of::<f32>();
+
 /// Where every shard has fewer blocks than this, they are made smaller so that all have as many: one
 /// block more or less would be a good part of a shard's bytes.
 const FEW: usize = 16;
 
 /// The largest block, up to about `wanted` elements, of which every shard has as many where they are few,
 /// and at least one: an even share rounded up, or down where rounding up would use the elements up
-/// before the last shard (5 elements over 4 shards).
+/// before the last shard (5 elements over 4 shards). Large ones fill whole pages: in shared memory shards'
+/// parts can then lie side by side.
 fn even_block(total: usize, shards: u32, wanted: usize) -> usize {
     let shards = shards as usize;
     let each = (total / shards).div_ceil(wanted).max(1);
     if each >= FEW {
         return wanted;
     }
-    let up = total.div_ceil(shards * each);
+    let even = total.div_ceil(shards * each);
+    let up = if even >= 16 * PAGE { even.next_multiple_of(PAGE) } else { even };
     if total.div_ceil(up) < shards { total / shards } else { up }
 }
 
@@ -344,14 +349,14 @@ mod tests {
         let lens: Vec<_> = (0..4).map(|shard| layout.shard_range(shard).len()).collect();
         assert_eq!(lens, [1, 1, 1, 2]);
         let even = Layout::new(vector(1_000_001), DEFAULT_BLOCK_ELEMS * 4, 2).unwrap();
-        assert_eq!((even.block_elems(), even.blocks()), (500_001, 2));
+        assert_eq!((even.block_elems(), even.blocks()), (489 * PAGE, 2));
     }
 
     #[test]
     fn few_blocks_are_made_even() {
         let layout = Layout::new(vector(1_000_000), DEFAULT_BLOCK_ELEMS, 3).unwrap();
         let lens: Vec<_> = (0..3).map(|shard| layout.shard_range(shard).len()).collect();
-        assert_eq!(lens, [333_334, 333_334, 333_332]);
+        assert_eq!(lens, [326 * PAGE, 326 * PAGE, 1_000_000 - 652 * PAGE]);
         assert_eq!(layout.blocks(), 6);
     }
 

@@ -18,13 +18,13 @@ use common::{
     start, wait_for_rounds,
 };
 use paceline_core::{EventKind, Late, LeaveReason, Straggler, Version, WorkerId};
-use paceline_server::{Outcome, ServerConfig};
-use paceline_shm::{Segment, Visit};
+use paceline_server::{Outcome, ServerConfig, Start};
+use paceline_shm::{Register, Segment, Visit};
 use paceline_wire::{
     Connect, Connection, Tcp, Transport,
     message::{FromData, Invitation, Job, Reply, Role, SEGMENTS, ToData},
 };
-use paceline_worker::WorkerConfig;
+use paceline_worker::{Compute, Kept, WorkerConfig};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 /// TCP that counts the bytes which go over it.
@@ -112,6 +112,79 @@ fn the_same_bits_come_out_by_memory_by_tcp_and_by_both() {
     assert!(as_few < all / 4, "{as_few} of {all} bytes");
 }
 
+/// As [`Quadratic`], from where the parameters are.
+struct InPlace {
+    kept: Option<Kept>,
+    copied: Quadratic,
+    /// Rounds in which nothing was copied.
+    rounds: Arc<AtomicU64>,
+}
+
+impl Compute for InPlace {
+    fn load(&mut self, at: usize, params: &[f32]) {
+        self.copied.load(at, params);
+    }
+
+    fn keep(&mut self, params: Kept) {
+        self.kept = Some(params);
+        self.rounds.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn let_go(&mut self) {
+        self.kept = None;
+    }
+
+    fn gradient(&mut self, samples: &[u32], gradient: &mut [f32]) -> f64 {
+        let Some(params) = &self.kept else { return self.copied.gradient(samples, gradient) };
+        for (g, p) in gradient.iter_mut().zip(&params[..]) {
+            *g += samples.len() as f32 * (p - 1.0);
+        }
+        samples.len() as f64
+    }
+}
+
+#[test]
+fn parameters_are_computed_from_where_they_are_published() {
+    // One shard; and two that have a part of whole pages, and of any length.
+    for (shards, params, policy) in
+        [(1, PARAMS, "full"), (2, 33 * 1024 + 7, "full"), (2, 33 * 1024 + 7, "static:2")]
+    {
+        let mut config = exact(Transport::Auto);
+        config.deterministic = policy == "full";
+        config.policy = policy.parse().unwrap();
+        config.placement.shards = shards;
+        config.placement.block_elems = 1 << 20;
+        let tensors = vec![paceline_params::TensorSpec::new("w", [params])];
+        let start = Start { tensors, params: vec![0.0; params].into(), ..start() };
+        let rounds = Arc::new(AtomicU64::new(0));
+        let run = |transport| {
+            let config = ServerConfig { transport, ..config.clone() };
+            let server = Server::start(config, start.clone());
+            let workers = [0, 1, 2].map(|number| {
+                let (kept, copied, rounds) = (None, Quadratic::new(), rounds.clone());
+                let compute =
+                    move || -> Box<dyn Compute> { Box::new(InPlace { kept, copied, rounds }) };
+                server.worker_with(number, "", compute)
+            });
+            let outcome = server.join().0.unwrap();
+            for worker in workers {
+                worker.join().unwrap().unwrap();
+            }
+            outcome
+        };
+        let copied = run(Transport::Tcp);
+        assert_eq!(rounds.load(Ordering::Relaxed), 0);
+        let kept = run(Transport::Auto);
+        assert_eq!(kept.param_hash, copied.param_hash);
+        let rounds = rounds.load(Ordering::Relaxed);
+        match policy {
+            "full" => assert_eq!(rounds, 3 * 40),
+            // Who is left behind keeps an old version; there is a segment for that.
+            _ => assert!(rounds > 2 * 40 / 2, "{rounds} of about 80"),
+        }
+    }
+}
+
 #[test]
 fn salvage_late_folds_and_stale_rounds_go_by_memory_too() {
     for (policy, straggler) in [
@@ -141,8 +214,14 @@ fn segments() -> Vec<Segment> {
     (0..SEGMENTS).map(|_| Segment::new(PARAMS).unwrap()).collect()
 }
 
-/// Brings these to every shard, or until one shows it out.
+/// Brings these and a register to every shard, or until one shows it out.
 fn share(rogue: &mut Rogue, files: &[BorrowedFd<'_>]) {
+    let register = Register::new().unwrap();
+    bring(rogue, &[files, &[register.as_fd()]].concat());
+}
+
+/// Brings these to every shard, or until one shows it out.
+fn bring(rogue: &mut Rogue, files: &[BorrowedFd<'_>]) {
     for (invitation, line) in rogue.invitations.iter().zip(&mut rogue.data) {
         let visit = Visit::to(&invitation.as_ref().unwrap().meeting).unwrap();
         visit.bring(rogue.job.session, files).unwrap();
@@ -180,10 +259,14 @@ const MISDEEDS: &[Misdeed] = &[
         visit.bring(rogue.job.session ^ 1, &[]).unwrap();
         rogue.data[0].say(&ToData::Memory);
     }),
-    ("it shares 0 segments, not 3", |rogue| share(rogue, &[])),
-    ("it shares 2 segments, not 3", |rogue| {
+    ("it brings 1 files, not 3 segments and a register", |rogue| share(rogue, &[])),
+    ("it brings 3 files, not 3 segments and a register", |rogue| {
         let segments = segments();
         share(rogue, &[segments[0].as_fd(), segments[1].as_fd()]);
+    }),
+    ("its register cannot be used: it has 4100 bytes where 4096 are needed", |rogue| {
+        let (good, long) = (segments(), Segment::new(1).unwrap());
+        bring(rogue, &[good[0].as_fd(), good[1].as_fd(), good[2].as_fd(), long.as_fd()]);
     }),
     ("its segment 1 cannot be used: it has 8092 bytes where 8096 are needed", |rogue| {
         let (good, short) = (segments(), Segment::new(PARAMS - 1).unwrap());
@@ -320,6 +403,25 @@ fn what_a_worker_that_died_had_pushed_is_folded_or_dropped_and_the_rounds_go_on(
             });
             rogue.ends();
         }
+    });
+}
+
+#[test]
+fn whoever_never_lets_go_of_what_is_published_holds_nobody_up() {
+    attacked(endless(), |server| {
+        // All three segments are kept, of which one is the newest.
+        let keep = |kept| {
+            let mut rogue = Rogue::join(server.address);
+            let (mut register, segments) = (Segment::new(0).unwrap(), segments());
+            register.publish(kept);
+            let files = segments.iter().chain([&register]).map(AsFd::as_fd);
+            bring(&mut rogue, &files.collect::<Vec<_>>());
+            (rogue, register)
+        };
+        let rogues = [0, 1, 2].map(keep);
+        wait_for_rounds(server, 5);
+        drop(rogues);
+        wait_for_rounds(server, 5);
     });
 }
 

@@ -3,7 +3,7 @@
 
 use std::{io, os::fd::BorrowedFd, ptr::NonNull, sync::atomic::AtomicU64};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 /// Bytes before the values, a page: the values stay aligned to pages.
 const HEAD: usize = 4096;
@@ -127,6 +127,79 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         let bytes = file_bytes(self.elements).expect("it was mapped with that length");
         // SAFETY: it was mapped at this place with this length, and no reference into it outlives
+        // `self`.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), bytes) };
+        debug_assert!(unmapped.is_ok(), "unmapping what is mapped does not fail");
+    }
+}
+
+/// The values of several files side by side, as one vector, for reading alone. The files must stay as
+/// long as [`Mapping`] wants them.
+#[derive(Debug)]
+pub(crate) struct Joint {
+    start: NonNull<u8>,
+    elements: usize,
+}
+
+// SAFETY: as for `Mapping`; what is read through references is not written, see `values`.
+unsafe impl Send for Joint {}
+// SAFETY: as above.
+unsafe impl Sync for Joint {}
+
+impl Joint {
+    /// Whether vectors of these lengths can lie side by side: all but the last must fill their pages.
+    pub(crate) fn fits(lengths: &[usize]) -> bool {
+        let whole = |len: &usize| len.is_multiple_of(HEAD / size_of::<f32>());
+        lengths.split_last().is_some_and(|(last, others)| *last > 0 && others.iter().all(whole))
+    }
+
+    /// Maps the values of these files, so many each, that [`fits`](Self::fits) says yes to.
+    pub(crate) fn of(parts: &[(BorrowedFd<'_>, usize)]) -> io::Result<Self> {
+        let lengths: Vec<usize> = parts.iter().map(|(_, elements)| *elements).collect();
+        assert!(Self::fits(&lengths), "parts that do not fill their pages");
+        let elements = lengths.iter().sum();
+        let bytes = joint_bytes(elements)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: the kernel chooses the place, so nothing that is in use is mapped over.
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), flags) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let joint = Joint { start, elements };
+        let mut at = 0;
+        for &(fd, elements) in parts {
+            let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
+            let len = elements * size_of::<f32>();
+            // SAFETY: it lies inside what was just reserved, since the parts add up to it, and at the
+            // start of a page, since those before fill theirs; nothing refers to it yet.
+            unsafe {
+                let place = joint.start.as_ptr().add(at).cast();
+                mmap(place, len, ProtFlags::READ, flags, fd, HEAD as u64)?;
+            }
+            at += len;
+        }
+        Ok(joint)
+    }
+
+    /// The values. Whoever calls this has the word of those who write the files that they do not until
+    /// the borrow ends (`keep.rs`). They are trusted in this as in the values: one that breaks it
+    /// changes what is computed from.
+    pub(crate) fn values(&self) -> &[f32] {
+        // SAFETY: mapped from end to end and aligned (to a page) for as long as `self`; any bits are an
+        // `f32`; not written meanwhile, as said above.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.elements) }
+    }
+}
+
+fn joint_bytes(elements: usize) -> io::Result<usize> {
+    let bytes =
+        elements.checked_mul(size_of::<f32>()).filter(|&bytes| bytes <= isize::MAX as usize);
+    bytes.ok_or(io::ErrorKind::OutOfMemory.into())
+}
+
+impl Drop for Joint {
+    fn drop(&mut self) {
+        let bytes = joint_bytes(self.elements).expect("it was mapped with that length");
+        // SAFETY: it was reserved at this place with this length, and no reference into it outlives
         // `self`.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), bytes) };
         debug_assert!(unmapped.is_ok(), "unmapping what is mapped does not fail");

@@ -5,7 +5,7 @@ use std::{
     io,
     ops::{Deref, DerefMut},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::atomic::{Ordering, fence},
+    sync::atomic::{AtomicU64, Ordering, fence},
 };
 
 use rustix::{
@@ -48,8 +48,13 @@ impl Segment {
     /// Says that the values are about to change: who copies them now will know.
     pub fn withdraw(&mut self) {
         self.mapping.stamp().store(WITHDRAWN, Ordering::Relaxed);
-        // What is written from here on is not seen before that.
-        fence(Ordering::Release);
+        // What is written from here on is not seen before that, nor is who keeps it looked up before.
+        fence(Ordering::SeqCst);
+    }
+
+    /// The number in its head.
+    pub(crate) fn stamp(&self) -> &AtomicU64 {
+        self.mapping.stamp()
     }
 
     /// Writes the values from `at` on, which others are to read and this process is not.

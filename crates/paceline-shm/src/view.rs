@@ -54,8 +54,8 @@ pub enum ViewError {
     Map(#[from] io::Error),
 }
 
-/// A segment that another process owns. Its values may change at any time, so they are only ever
-/// copied out; what is done with them is done with the copy.
+/// A segment that another process owns. Its values may change at any time, so through this they are only
+/// ever copied out; what is done with them is done with the copy.
 #[derive(Debug)]
 pub struct View {
     mapping: Mapping,
@@ -112,19 +112,29 @@ impl View {
         self.mapping.copy(at, values);
     }
 
+    /// Whether it is published as `version`.
+    pub(crate) fn holds(&self, version: u64) -> bool {
+        let held = self.mapping.stamp().load(Ordering::Acquire);
+        stamp(version) != WITHDRAWN && held == stamp(version)
+    }
+
+    /// Of a reader's register: whether it keeps that segment. A segment is withdrawn before this is asked.
+    pub fn keeps(&self, segment: u32) -> bool {
+        self.holds(u64::from(segment))
+    }
+
     /// Copies the first values, and returns whether they were those of `version` all the time.
     ///
     /// # Panics
     /// If `values` reaches past the end.
     pub fn read_version(&self, version: u64, values: &mut [f32]) -> bool {
-        let held = self.mapping.stamp();
-        if stamp(version) == WITHDRAWN || held.load(Ordering::Acquire) != stamp(version) {
+        if !self.holds(version) {
             return false;
         }
         self.read(0, values);
         // The values are read before the stamp is looked at again.
         fence(Ordering::Acquire);
-        held.load(Ordering::Relaxed) == stamp(version)
+        self.holds(version)
     }
 }
 

@@ -17,9 +17,9 @@ use paceline_wire::FrameError;
 
 use crate::{
     buffer::Buffer,
-    data::Load,
     link::Link,
     mailbox::{Mailbox, Until},
+    work::Compute,
 };
 
 /// Who waits longer for values says so.
@@ -129,7 +129,7 @@ impl Couriers {
         &mut self,
         wanted: Version,
         behind: &[u32],
-        load: Load<'_>,
+        compute: &mut dyn Compute,
     ) -> Result<Option<Version>, FrameError> {
         {
             let mut desks = self.office.lock();
@@ -145,7 +145,7 @@ impl Couriers {
         let mut found = wanted;
         loop {
             let seen = self.mailbox.landings();
-            found = found.max(self.take_in(load)?.unwrap_or(found));
+            found = found.max(self.take_in(compute)?.unwrap_or(found));
             let bound = self.intake.advance(self.now());
             if !said && !self.intake.is_ready() {
                 said = self.now() >= speaks_at || bound.is_some();
@@ -178,12 +178,12 @@ impl Couriers {
 
     /// Loads what couriers have brought, and sends them for more where it is not new enough; returns the
     /// newest version among it.
-    fn take_in(&mut self, load: Load<'_>) -> Result<Option<Version>, FrameError> {
+    fn take_in(&mut self, compute: &mut dyn Compute) -> Result<Option<Version>, FrameError> {
         let mut newest = None;
         for shard in 0..self.starts.len() {
             let landed = self.office.lock()[shard].take()?;
             let Some(Landed { found, values }) = landed else { continue };
-            load(self.starts[shard], &values);
+            compute.load(self.starts[shard], &values);
             newest = newest.max(Some(found));
             let next = self.intake.landed(ShardId(shard as u32), found, self.now());
             let desk = &mut self.office.lock()[shard];
@@ -272,8 +272,8 @@ impl Office {
                 }
                 Errand::Pull(version, mut values) => {
                     values.resize(link.elements.len(), 0.0);
-                    let read = link.ask(version, false);
-                    let read = read.and_then(|()| link.read(version, &mut values));
+                    let asked = link.ask(version).and_then(|()| link.answer());
+                    let read = asked.and_then(|answer| link.take(answer, version, &mut values));
                     read.map(|found| Some(Landed { found, values }))
                 }
             };

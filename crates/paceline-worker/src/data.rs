@@ -4,6 +4,7 @@ use std::{sync::Arc, thread};
 
 use paceline_core::Version;
 use paceline_policy::Enough;
+use paceline_shm::Reader;
 use paceline_wire::{
     Connect, FrameError, Transport,
     message::{Invitation, Job, Role, ToData},
@@ -13,9 +14,10 @@ use crate::{
     buffer::Buffer,
     client::greet,
     couriers::Couriers,
-    link::Link,
+    link::{Answer, Link},
     mailbox::{Mailbox, Until},
     memory::Memory,
+    work::Compute,
 };
 
 /// A shard's part of a large model is moved by a thread of its own; below this many elements
@@ -24,9 +26,6 @@ const THREAD_ELEMS: usize = 1 << 20;
 
 /// An answer that may as well lie in the kernel until it is read.
 const SMALL_ANSWER: usize = 64 << 10;
-
-/// Takes parameters from an element on.
-pub(crate) type Load<'a> = &'a mut dyn FnMut(usize, &[f32]);
 
 /// The connections to all shards.
 pub(crate) enum DataPlane {
@@ -39,6 +38,10 @@ pub(crate) enum DataPlane {
 /// Connections that are used side by side or in turn.
 pub(crate) struct Links {
     links: Vec<Link>,
+    /// Where parameters are computed from where they are published, if they can be: all shards share
+    /// their memory, and nobody computes from a version for long after it is old.
+    reader: Option<Reader>,
+    /// Where they are copied to otherwise.
     params: Vec<f32>,
     /// The version after one that was pushed is asked for at once, where its answer is small: it is here,
     /// then, when work on it is given. A large one would wait in the kernel, out of every cache, and cost
@@ -80,9 +83,9 @@ impl DataPlane {
             let blocks = layout.shard_blocks(shard).map(|block| (block, layout.block_range(block)));
             let elements = layout.shard_range(shard);
             let come = || writer.message(&ToData::Memory);
-            let views = memory.join(invitation.as_ref(), session, elements.len(), come)?;
+            let publisher = memory.join(invitation.as_ref(), session, elements.len(), come)?;
             let (blocks, halves) = (blocks.collect(), Vec::new());
-            links.push(Link { reader, writer, blocks, elements, wire, halves, views });
+            links.push(Link { reader, writer, blocks, elements, wire, halves, publisher });
         }
         let plane = match apart {
             true => {
@@ -90,10 +93,13 @@ impl DataPlane {
                 DataPlane::Apart(Box::new(couriers))
             }
             false => {
-                let params = vec![0.0; layout.total()];
+                let keeps = until != Until::End && !job.any_newer;
+                let publishers = links.iter().map(|link| link.publisher.clone());
+                let reader = publishers.collect::<Option<_>>().filter(|_| keeps);
                 let small = links.iter().all(|link| link.answer_bytes() <= SMALL_ANSWER);
                 let ahead = if small && !job.any_newer { Ahead::No } else { Ahead::Never };
-                DataPlane::Together(Links { links, params, ahead })
+                let reader = reader.and_then(Reader::of);
+                DataPlane::Together(Links { links, reader, params: Vec::new(), ahead })
             }
         };
         Ok((plane, memory.into_buffers()))
@@ -102,7 +108,8 @@ impl DataPlane {
     /// To nobody, for tests of what is sent.
     #[cfg(test)]
     pub(crate) fn nowhere() -> Self {
-        DataPlane::Together(Links { links: Vec::new(), params: Vec::new(), ahead: Ahead::No })
+        let (links, params) = (Vec::new(), Vec::new());
+        DataPlane::Together(Links { links, reader: None, params, ahead: Ahead::No })
     }
 
     /// Loads version `wanted` or a newer one; returns which it is, `None` where the shards gave
@@ -113,11 +120,11 @@ impl DataPlane {
         &mut self,
         wanted: Version,
         behind: &[u32],
-        load: Load<'_>,
+        compute: &mut dyn Compute,
     ) -> Result<Option<Version>, FrameError> {
         match self {
-            DataPlane::Together(links) => links.pull(wanted, load),
-            DataPlane::Apart(couriers) => couriers.pull(wanted, behind, load),
+            DataPlane::Together(links) => links.pull(wanted, compute),
+            DataPlane::Apart(couriers) => couriers.pull(wanted, behind, compute),
         }
     }
 
@@ -147,30 +154,63 @@ impl DataPlane {
 }
 
 impl Links {
-    fn pull(&mut self, wanted: Version, load: Load<'_>) -> Result<Option<Version>, FrameError> {
+    fn pull(
+        &mut self,
+        wanted: Version,
+        compute: &mut dyn Compute,
+    ) -> Result<Option<Version>, FrameError> {
         // All shards are asked before any is listened to.
         match self.ahead {
             Ahead::Yes => self.ahead = Ahead::No,
             Ahead::Never | Ahead::No => self.ask(wanted)?,
         }
+        let mut answers: Vec<Option<Answer>> = self.links.iter().map(|_| None).collect();
+        if self.reader.is_some() {
+            compute.let_go();
+            for (link, answer) in self.links.iter_mut().zip(&mut answers) {
+                *answer = Some(link.answer_since(wanted)?);
+            }
+            if let Some(version) = self.keep(&answers, compute) {
+                return Ok(Some(version));
+            }
+        }
+        self.params.resize(self.links.iter().map(|link| link.elements.len()).sum(), 0.0);
         let mut rest = &mut self.params[..];
         let mut parts = Vec::with_capacity(self.links.len());
-        for link in &mut self.links {
+        for (link, answer) in self.links.iter_mut().zip(answers) {
             let (part, tail) = rest.split_at_mut(link.elements.len());
             rest = tail;
-            parts.push((link, part));
+            parts.push((link, (answer, part)));
         }
-        let mut versions = each(parts, |(link, part)| link.read_since(wanted, part))?.into_iter();
+        let read = |(link, (answer, part)): (&mut Link, (Option<Answer>, &mut [f32]))| {
+            let answer = answer.map_or_else(|| link.answer(), Ok)?;
+            link.take_since(answer, wanted, part)
+        };
+        let mut versions = each(parts, read)?.into_iter();
         let first = versions.next();
         let one = first.filter(|first| versions.all(|version| version == *first));
         if one.is_some() {
-            load(0, &self.params);
+            compute.load(0, &self.params);
         }
         Ok(one)
     }
 
+    /// Lets parameters be computed from where they are, if all shards have published the same version.
+    fn keep(&mut self, answers: &[Option<Answer>], compute: &mut dyn Compute) -> Option<Version> {
+        let published = answers.iter().map(|answer| match answer {
+            Some(Answer::Published(version, segment)) => Some((*version, *segment)),
+            _ => None,
+        });
+        let (versions, segments): (Vec<Version>, Vec<u32>) =
+            published.collect::<Option<Vec<_>>>()?.into_iter().unzip();
+        let first = *versions.first()?;
+        versions.iter().all(|version| *version == first).then_some(())?;
+        compute.keep(self.reader.as_mut()?.keep(&segments, first.0)?);
+        Some(first)
+    }
+
     fn ask(&mut self, version: Version) -> Result<(), FrameError> {
-        self.links.iter_mut().try_for_each(|link| link.ask(version, !link.views.is_empty()))
+        self.links.iter_mut().try_for_each(|link| link.ask(version))
     }
 
     fn push(

@@ -3,11 +3,12 @@
 use std::{
     io::{Read, Write},
     ops::Range,
+    sync::Arc,
 };
 
 use paceline_core::Version;
 use paceline_params::{WireType, narrow};
-use paceline_shm::View;
+use paceline_shm::Publisher;
 use paceline_wire::{
     BlockingReader, BlockingWriter, FrameError,
     frame::{BlockHead, Header, Values},
@@ -27,56 +28,87 @@ pub(crate) struct Link {
     /// A block on its way out, where it travels as halves.
     pub(crate) halves: Vec<u16>,
     /// Where the shard publishes, if it shares memory with this worker.
-    pub(crate) views: Vec<View>,
+    pub(crate) publisher: Option<Arc<Publisher>>,
+}
+
+/// How a pull is answered.
+pub(crate) enum Answer {
+    /// This version is in that segment.
+    Published(Version, u32),
+    /// Blocks follow, of which the first one's header is read.
+    Blocks(Header),
 }
 
 impl Link {
     /// What an answer has to send: all values, unless they are in shared memory.
     pub(crate) fn answer_bytes(&self) -> usize {
-        if self.views.is_empty() { self.elements.len() * self.wire.size() } else { 0 }
+        if self.publisher.is_some() { 0 } else { self.elements.len() * self.wire.size() }
     }
 
-    pub(crate) fn ask(&mut self, version: Version, shared: bool) -> Result<(), FrameError> {
-        self.writer.message(&ToData::Pull { version, shared })
+    /// Asks for a version; where memory is shared, that will do.
+    pub(crate) fn ask(&mut self, version: Version) -> Result<(), FrameError> {
+        self.writer.message(&ToData::Pull { version, shared: self.publisher.is_some() })
     }
 
-    /// Reads what was asked for, and asks again if that was something older than `wanted`.
-    pub(crate) fn read_since(
+    /// How what was asked for is answered.
+    pub(crate) fn answer(&mut self) -> Result<Answer, FrameError> {
+        let header = self.reader.header()?;
+        let Header::Control(len) = header else { return Ok(Answer::Blocks(header)) };
+        match self.reader.control(len)? {
+            FromData::Error(error) => Err(FrameError::Refused(error)),
+            FromData::Published { version, segment } => Ok(Answer::Published(version, segment)),
+        }
+    }
+
+    /// The same, and asks again if that is something older than `wanted`, as far as it says so.
+    pub(crate) fn answer_since(&mut self, wanted: Version) -> Result<Answer, FrameError> {
+        match self.answer()? {
+            Answer::Published(version, _) if version < wanted => {
+                self.ask(wanted)?;
+                self.answer()
+            }
+            answer => Ok(answer),
+        }
+    }
+
+    /// Copies what an answer says, and asks again if that was something older than `wanted`.
+    pub(crate) fn take_since(
         &mut self,
+        answer: Answer,
         wanted: Version,
         part: &mut [f32],
     ) -> Result<Version, FrameError> {
-        let found = self.read(wanted, part)?;
+        let found = self.take(answer, wanted, part)?;
         if found >= wanted {
             return Ok(found);
         }
-        self.ask(wanted, !self.views.is_empty())?;
-        self.read(wanted, part)
+        self.ask(wanted)?;
+        let answer = self.answer()?;
+        self.take(answer, wanted, part)
     }
 
-    /// Reads what was asked for; what is wanted by now is `wanted`.
-    pub(crate) fn read(
+    /// Copies what an answer says; what is wanted by now is `wanted`.
+    pub(crate) fn take(
         &mut self,
+        answer: Answer,
         wanted: Version,
         part: &mut [f32],
     ) -> Result<Version, FrameError> {
-        let header = self.reader.header()?;
-        let Header::Control(len) = header else { return self.read_blocks(header, part) };
-        match self.reader.control(len)? {
-            FromData::Error(error) => Err(FrameError::Refused(error)),
-            FromData::Published { version, segment } => {
-                let view = self.views.get(segment as usize).ok_or_else(|| {
-                    FrameError::Unexpected(format!("parameters in segment {segment}"))
-                })?;
-                if view.read_version(version.0, part) {
-                    return Ok(version);
-                }
-                // It was overwritten meanwhile. Blocks are not: they are sent whole.
-                self.ask(wanted, false)?;
-                let header = self.reader.header()?;
-                self.read_blocks(header, part)
-            }
+        let (version, segment) = match answer {
+            Answer::Blocks(header) => return self.read_blocks(header, part),
+            Answer::Published(version, segment) => (version, segment),
+        };
+        let publisher = self.publisher.as_ref();
+        let view = publisher
+            .and_then(|publisher| publisher.view(segment))
+            .ok_or_else(|| FrameError::Unexpected(format!("parameters in segment {segment}")))?;
+        if view.read_version(version.0, part) {
+            return Ok(version);
         }
+        // It was overwritten meanwhile. Blocks are not: they are sent whole.
+        self.writer.message(&ToData::Pull { version: wanted, shared: false })?;
+        let header = self.reader.header()?;
+        self.read_blocks(header, part)
     }
 
     /// Reads all blocks, of which the first one's header is read already.
@@ -111,7 +143,7 @@ impl Link {
         gradient: &Buffer,
         is_over: impl Fn() -> bool,
     ) -> Result<bool, FrameError> {
-        if let Some(segment) = gradient.segment().filter(|_| !self.views.is_empty()) {
+        if let Some(segment) = gradient.segment().filter(|_| self.publisher.is_some()) {
             let sent = self.writer.message(&ToData::Push { base, segment });
             return sent.map(|()| true).map_err(|error| self.reason(error));
         }
@@ -171,10 +203,12 @@ mod tests {
             elements: 0..2,
             wire: BF16,
             halves: Vec::new(),
-            views: Vec::new(),
+            publisher: None,
         };
         let mut part = [0.0; 2];
-        link.read(Version(3), &mut part).map(|_| part).map_err(|error| error.to_string())
+        let answer = link.answer().map_err(|error| error.to_string())?;
+        let found = link.take_since(answer, Version(3), &mut part);
+        found.map(|_| part).map_err(|error| error.to_string())
     }
 
     fn block(wire: WireType, values: usize) -> Vec<u8> {

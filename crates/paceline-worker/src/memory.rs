@@ -1,8 +1,8 @@
 //! Memory shared with the shards that are on this host.
 
-use std::{os::fd::AsFd, time::Duration};
+use std::{os::fd::AsFd, sync::Arc, time::Duration};
 
-use paceline_shm::{Segment, View, Visit};
+use paceline_shm::{Publisher, Register, Segment, Visit};
 use paceline_wire::{
     FrameError,
     message::{Invitation, SEGMENTS},
@@ -26,36 +26,43 @@ impl Memory {
         Memory { elements, made: None, refused: !wanted }
     }
 
-    /// Accepts a shard's invitation, and says so with `come`: returns the segments in which the shard
-    /// publishes its `part` elements. Whatever stands in the way leaves TCP.
+    /// Accepts a shard's invitation, and says so with `come`: returns what the shard publishes its `part`
+    /// elements in. Whatever stands in the way leaves TCP.
     pub(crate) fn join(
         &mut self,
         invitation: Option<&Invitation>,
         session: u64,
         part: usize,
         come: impl FnOnce() -> Result<(), FrameError>,
-    ) -> Result<Vec<View>, FrameError> {
-        let Some(invitation) = invitation.filter(|_| !self.refused) else { return Ok(Vec::new()) };
+    ) -> Result<Option<Arc<Publisher>>, FrameError> {
+        let Some(invitation) = invitation.filter(|_| !self.refused) else { return Ok(None) };
         let Ok(visit) = Visit::to(&invitation.meeting) else {
             tracing::debug!("the shard is on another host");
-            return Ok(Vec::new());
+            return Ok(None);
         };
-        let Some(segments) = self.segments() else { return Ok(Vec::new()) };
-        let files: Vec<_> = segments.iter().map(AsFd::as_fd).collect();
-        if let Err(error) = visit.bring(session, &files) {
-            tracing::warn!("failed to share memory with a shard, so it goes by TCP: {error}");
-            return Ok(Vec::new());
-        }
+        let Some(segments) = self.segments() else { return Ok(None) };
+        let brought = Register::new().and_then(|register| {
+            let segments = segments.iter().map(AsFd::as_fd);
+            let files: Vec<_> = segments.chain([register.as_fd()]).collect();
+            visit.bring(session, &files)?;
+            Ok(register)
+        });
+        let register = match brought {
+            Ok(register) => register,
+            Err(error) => {
+                tracing::warn!("failed to share memory with a shard, so it goes by TCP: {error}");
+                return Ok(None);
+            }
+        };
         come()?;
         let given = visit.receive(PATIENCE).map_err(|error| error.to_string());
-        let views = given.and_then(|files| {
-            let views = files.iter().map(|file| View::of(file, part));
-            views.collect::<Result<Vec<View>, _>>().map_err(|error| error.to_string())
+        let publisher = given.and_then(|files| {
+            Publisher::of(files, part, register).map_err(|error| error.to_string())
         });
-        Ok(views.unwrap_or_else(|error| {
+        let publisher = publisher.inspect_err(|error| {
             tracing::warn!("failed to share a shard's memory, so it goes by TCP: {error}");
-            Vec::new()
-        }))
+        });
+        Ok(publisher.ok().map(Arc::new))
     }
 
     fn segments(&mut self) -> Option<&[Segment]> {

@@ -6,6 +6,7 @@ use std::{
 };
 
 use paceline_core::{Costs, EpochOrder, OrderSpec, Version};
+use paceline_shm::Kept;
 use paceline_wire::{FrameError, message::FromWorker};
 
 use crate::{
@@ -22,6 +23,15 @@ const NEWS: Duration = Duration::from_millis(2);
 pub trait Compute {
     /// These are the parameters to compute from, from element `at` on; the others stay as they are.
     fn load(&mut self, at: usize, params: &[f32]);
+
+    /// All parameters, which stay as they are until `params` is dropped. Who can compute from them where
+    /// they are, in memory shared with the shards, keeps them until it is to let go of them.
+    fn keep(&mut self, params: Kept) {
+        self.load(0, &params);
+    }
+
+    /// Drops what it keeps: others are coming, for which there is no room before.
+    fn let_go(&mut self) {}
 
     /// Empties `gradient` before a round, or before each of its micro-batches.
     fn clear(&mut self, gradient: &mut [f32]) {
@@ -113,9 +123,7 @@ impl Bench<'_> {
     /// for each other, if all shards give the same.
     fn pull(&mut self, base: Version, behind: &[u32]) -> Result<bool, FrameError> {
         loop {
-            let compute = &mut *self.compute;
-            let mut load = |at: usize, params: &[f32]| compute.load(at, params);
-            match self.outbox.lock().data.pull(base, behind, &mut load)? {
+            match self.outbox.lock().data.pull(base, behind, self.compute)? {
                 Some(found) if found == base || self.any_newer => return Ok(true),
                 None if self.any_newer => {}
                 _ => return Ok(false),

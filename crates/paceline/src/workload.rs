@@ -8,7 +8,7 @@ use paceline_nn::{
 };
 use paceline_params::TensorSpec;
 use paceline_server::{Evaluation, Evaluator};
-use paceline_worker::Compute;
+use paceline_worker::{Compute, Kept};
 
 /// Samples of an epoch where the model looks at none.
 const SYNTHETIC_SAMPLES: u32 = 1 << 20;
@@ -110,6 +110,14 @@ impl WorkerSide {
 impl Compute for WorkerSide {
     fn load(&mut self, at: usize, params: &[f32]) {
         self.model.load(at, params);
+    }
+
+    fn keep(&mut self, params: Kept) {
+        self.model.keep(Box::new(params));
+    }
+
+    fn let_go(&mut self) {
+        self.model.let_go();
     }
 
     fn clear(&mut self, gradient: &mut [f32]) {

@@ -6,10 +6,7 @@
 use std::{
     net::{SocketAddr, UdpSocket},
     os::fd::{AsFd, OwnedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use paceline_params::Block;
@@ -17,9 +14,9 @@ use paceline_shm::{Meeting, Segment, View, ViewError, check_room};
 use paceline_wire::message::{SEGMENTS, ShardSpec};
 use thiserror::Error;
 
-/// Segments that a shard publishes in by turns: while a version is written, the one before it is
-/// read.
-const PUBLISHED: usize = 2;
+/// Segments that a shard publishes in: one for the newest version, one for the next in the making, and one
+/// for who has not come as far. Where more is kept, versions go as blocks.
+const PUBLISHED: usize = 3;
 
 /// Leaves sharing out where this host gives less to it than these shards and their workers need.
 pub(crate) fn settle(specs: &mut [ShardSpec]) {
@@ -47,12 +44,14 @@ pub(crate) enum SharingError {
     NotInvited,
     #[error("it did not come to where memory is shared: {0}")]
     NotThere(std::io::Error),
-    #[error("it shares {0} segments, not {SEGMENTS}")]
+    #[error("it brings {0} files, not {SEGMENTS} segments and a register")]
     WrongCount(usize),
     #[error("its segment {index} cannot be used: {error}")]
     Unusable { index: usize, error: ViewError },
     #[error("a gradient in segment {0}, which it does not share")]
     NoSegment(u32),
+    #[error("its register cannot be used: {0}")]
+    NoRegister(ViewError),
 }
 
 /// What a shard's data connections need to share memory.
@@ -62,7 +61,8 @@ pub(crate) struct Sharing {
     files: Vec<OwnedFd>,
     /// Values in a worker's segment.
     elements: usize,
-    sharers: AtomicUsize,
+    /// Where each sharer says what it keeps.
+    registers: Mutex<Vec<Arc<View>>>,
 }
 
 impl Sharing {
@@ -80,7 +80,7 @@ impl Sharing {
         match make() {
             Ok((files, segments)) => {
                 let elements = spec.layout.total();
-                let sharing = Sharing { files, elements, sharers: AtomicUsize::new(0) };
+                let sharing = Sharing { files, elements, registers: Mutex::default() };
                 Some((Arc::new(sharing), Mirror::new(segments, spec)))
             }
             Err(error) => {
@@ -111,31 +111,48 @@ impl Sharing {
     ) -> Result<Option<Shared>, SharingError> {
         let guest = meeting.guest(session).map_err(SharingError::NotThere)?;
         let count = guest.files().len();
-        if count != SEGMENTS as usize {
+        let Some((register, segments)) =
+            guest.files().split_last().filter(|_| count == SEGMENTS as usize + 1)
+        else {
             return Err(SharingError::WrongCount(count));
-        }
-        let mut views = Vec::with_capacity(count);
-        for (index, file) in guest.files().iter().enumerate() {
+        };
+        let unmapped = |error| {
+            tracing::warn!("failed to map a worker's memory, so it goes by TCP: {error}");
+            Ok(None)
+        };
+        let mut views = Vec::with_capacity(segments.len());
+        for (index, file) in segments.iter().enumerate() {
             match View::of(file, self.elements) {
                 Ok(view) => views.push(Arc::new(view)),
-                Err(ViewError::Map(error)) => {
-                    tracing::warn!("failed to map a worker's memory, so it goes by TCP: {error}");
-                    return Ok(None);
-                }
+                Err(ViewError::Map(error)) => return unmapped(error),
                 Err(error) => return Err(SharingError::Unusable { index, error }),
             }
         }
+        let register = match View::of(register, 0) {
+            Ok(view) => Arc::new(view),
+            Err(ViewError::Map(error)) => return unmapped(error),
+            Err(error) => return Err(SharingError::NoRegister(error)),
+        };
         if let Err(error) = guest.give(&self.files) {
             tracing::debug!("failed to share memory with a worker: {error}");
             return Ok(None);
         }
-        self.sharers.fetch_add(1, Ordering::Relaxed);
-        Ok(Some(Shared { views, sharing: Arc::clone(self) }))
+        self.registers().push(Arc::clone(&register));
+        Ok(Some(Shared { views, register, sharing: Arc::clone(self) }))
     }
 
     /// Whether anybody would read what is published in shared memory.
     pub(crate) fn is_used(&self) -> bool {
-        self.sharers.load(Ordering::Relaxed) > 0
+        !self.registers().is_empty()
+    }
+
+    /// Whether anybody reads that segment, which was withdrawn before this is asked.
+    pub(crate) fn is_kept(&self, segment: u32) -> bool {
+        self.registers().iter().any(|register| register.keeps(segment))
+    }
+
+    fn registers(&self) -> MutexGuard<'_, Vec<Arc<View>>> {
+        self.registers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -143,6 +160,7 @@ impl Sharing {
 #[derive(Debug)]
 pub(crate) struct Shared {
     views: Vec<Arc<View>>,
+    register: Arc<View>,
     sharing: Arc<Sharing>,
 }
 
@@ -156,7 +174,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.sharing.sharers.fetch_sub(1, Ordering::Relaxed);
+        self.sharing.registers().retain(|register| !Arc::ptr_eq(register, &self.register));
     }
 }
 
@@ -166,10 +184,10 @@ pub(crate) struct Mirror {
     segments: Vec<Segment>,
     /// Where each block's values begin.
     starts: Vec<usize>,
-    /// The one that is written next, or now.
-    next: usize,
-    /// Which blocks are written already, while a version is.
-    written: Option<Vec<bool>>,
+    /// The one that holds the newest version.
+    newest: usize,
+    /// The one that is written, and which blocks are written already, while a version is.
+    making: Option<(usize, Vec<bool>)>,
 }
 
 impl Mirror {
@@ -177,35 +195,38 @@ impl Mirror {
         let first = spec.layout.shard_range(spec.index).start;
         let blocks = spec.layout.shard_blocks(spec.index);
         let starts = blocks.map(|block| spec.layout.block_range(block).start - first).collect();
-        Mirror { segments, starts, next: 0, written: None }
+        Mirror { newest: segments.len() - 1, segments, starts, making: None }
     }
 
-    /// A version is being made. What was two versions ago is there no more.
-    pub(crate) fn begin(&mut self) {
-        self.segments[self.next].withdraw();
-        self.written = Some(vec![false; self.starts.len()]);
+    /// A version is being made, where the oldest was that nobody keeps; nowhere, if all are kept.
+    pub(crate) fn begin(&mut self, is_kept: impl Fn(u32) -> bool) {
+        let all = self.segments.len();
+        let mut others = (1..all).map(|step| (self.newest + step) % all);
+        let free = others.find(|&segment| {
+            self.segments[segment].withdraw();
+            !is_kept(segment as u32)
+        });
+        self.making = free.map(|segment| (segment, vec![false; self.starts.len()]));
     }
 
     /// A block of it, if it was begun.
     pub(crate) fn write(&mut self, block: usize, values: &[f32]) {
-        if let Some(written) = &mut self.written {
+        if let Some((segment, written)) = &mut self.making {
             written[block] = true;
-            self.segments[self.next].write(self.starts[block], values);
+            self.segments[*segment].write(self.starts[block], values);
         }
     }
 
     /// It is made, if it was begun; blocks that did not change are written, too. Returns the segment
     /// that holds it.
     pub(crate) fn finish(&mut self, version: u64, blocks: &[Block]) -> Option<u32> {
-        let written = self.written.clone()?;
+        let (segment, written) = self.making.take()?;
         for (block, _) in written.iter().enumerate().filter(|(_, written)| !**written) {
-            self.write(block, blocks[block].values());
+            self.segments[segment].write(self.starts[block], blocks[block].values());
         }
-        self.written = None;
-        self.segments[self.next].publish(version);
-        let holds = self.next;
-        self.next = (self.next + 1) % self.segments.len();
-        Some(holds as u32)
+        self.segments[segment].publish(version);
+        self.newest = segment;
+        Some(segment as u32)
     }
 }
 
@@ -234,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_holds_every_block_of_the_last_two_versions() {
+    fn a_mirror_holds_every_block_of_the_last_versions_and_writes_where_nobody_reads() {
         let spec = spec(Some(1));
         let (sharing, mut mirror) = Sharing::open(&spec).unwrap();
         let len = spec.layout.shard_range(1).len();
@@ -249,7 +270,7 @@ mod tests {
             .collect();
         assert_eq!(mirror.finish(3, &blocks), None, "nobody began");
         for version in 4..8u64 {
-            mirror.begin();
+            mirror.begin(|_| false);
             blocks[0] = Block::new(vec![version as f32; 2], &spec.optimizer);
             mirror.write(0, blocks[0].values());
             let segment = mirror.finish(version, &blocks).unwrap() as usize;
@@ -257,8 +278,19 @@ mod tests {
             assert!(views[segment].read_version(version, &mut copy));
             assert_eq!(copy[..2], [version as f32; 2]);
             assert!(copy[2..].iter().all(|&x| x == 0.0), "untouched blocks are there, too");
-            assert_eq!(views[1 - segment].read_version(version - 1, &mut copy), version > 4);
+            let before = (segment + PUBLISHED - 1) % PUBLISHED;
+            assert_eq!(views[before].read_version(version - 1, &mut copy), version > 4);
         }
+        // The newest is in segment 0. Of the others one is kept, then both.
+        mirror.begin(|segment| segment == 1);
+        assert_eq!(mirror.finish(8, &blocks), Some(2));
+        mirror.begin(|segment| segment == 1);
+        assert_eq!(mirror.finish(9, &blocks), Some(0));
+        mirror.begin(|segment| segment != 0);
+        assert_eq!(mirror.finish(10, &blocks), None, "there is no room for it");
+        assert!(views[0].read_version(9, &mut vec![0.0; len]), "the newest stays");
+        mirror.begin(|_| false);
+        assert_eq!(mirror.finish(11, &blocks), Some(1));
     }
 
     #[test]

@@ -111,9 +111,11 @@ impl ShardState {
         Ok(state)
     }
 
-    /// What is published next is to be in shared memory, too.
-    pub(crate) fn begin_mirror(&mut self) {
-        self.mirror.iter_mut().for_each(Mirror::begin);
+    /// What is published next is to be in shared memory, too, where nobody keeps what is there.
+    pub(crate) fn begin_mirror(&mut self, is_kept: impl Fn(u32) -> bool) {
+        if let Some(mirror) = &mut self.mirror {
+            mirror.begin(is_kept);
+        }
     }
 
     /// Publishes in shared memory, if that was begun; returns the segment.
