@@ -24,7 +24,7 @@ pub enum DataError {
         names: Vec<String>,
     },
     /// A file could not be opened, read or unzipped.
-    #[error("{}: byte {offset}: {error}", .path.display())]
+    #[error("{}: {at}{error}", .path.display(), at = place(*.offset))]
     Read {
         /// The file.
         path: PathBuf,
@@ -231,4 +231,8 @@ impl fmt::Display for CifarFault {
             }
         }
     }
+}
+/// Where in a file something went wrong, where that is not its beginning.
+fn place(offset: u64) -> String {
+    if offset > 0 { format!("byte {offset}: ") } else { String::new() }
 }

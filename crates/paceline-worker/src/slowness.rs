@@ -47,8 +47,9 @@ pub struct SlownessError(String);
 
 impl SlownessSpec {
     /// How its items are written, for people.
-    pub const FORMS: &str = "slow:WORKER:FACTOR (slow:3:5), stalls:P99_OVER_P50 (stalls:3), \
-                             kill:WORKER@ROUND (kill:1@40), node:FIRST-LAST:FACTOR (node:4-7:2)";
+    pub const FORMS: &str = "slow:WORKER:FACTOR from 1 on (slow:3:5), stalls:P99_OVER_P50 from 1 on \
+                             (stalls:3), kill:WORKER@ROUND (kill:1@40), node:FIRST-LAST:FACTOR from 1 \
+                             on (node:4-7:2)";
 
     /// All of this and all of `more`.
     pub fn and(mut self, more: SlownessSpec) -> Self {

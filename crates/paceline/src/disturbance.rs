@@ -42,7 +42,7 @@ impl Disturbance {
                                     nice:WORKER:1..19 (nice:1:10), stop:WORKER:EVERY:FOR, shorter than EVERY \
                                     (stop:1:5s:800ms), preempt:WORKER@ROUND:FOR (preempt:1@40:3s), \
                                     link:WORKER:RATE (link:1:10mbit), delay:WORKER:TIME \
-                                    (delay:1:50ms), loss:WORKER:PERCENT (loss:1:0.5)";
+                                    (delay:1:50ms), loss:WORKER:PERCENT up to 50 (loss:1:0.5)";
 
     /// Reads one item; `None` if it is none of these.
     pub(crate) fn read(item: &str) -> Option<Self> {

@@ -17,7 +17,7 @@ use crate::{
     stall::Stall,
 };
 
-const SHARD_FORMS: &str = "shard:SHARD:FACTOR (shard:1:5), shard-link:SHARD:RATE \
+const SHARD_FORMS: &str = "shard:SHARD:FACTOR from 1 on (shard:1:5), shard-link:SHARD:RATE \
                            (shard-link:1:100mbit), shard-stop:SHARD:EVERY:FOR, shorter than \
                            EVERY (shard-stop:1:10s:2s)";
 
@@ -33,12 +33,20 @@ pub(crate) struct Scenario {
 
 /// What is wrong with a description of one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{0}` is no slowness: write {inside}, {outside}, {SHARD_FORMS}, separated by commas",
-    inside = SlownessSpec::FORMS,
-    outside = Disturbance::FORMS
-)]
+#[error("`{0}` is no slowness: write {forms}", forms = forms(.0))]
 pub(crate) struct ScenarioError(String);
+
+/// How what begins like `item` is written, or else everything.
+fn forms(item: &str) -> String {
+    let all = format!("{}, {}, {SHARD_FORMS}", SlownessSpec::FORMS, Disturbance::FORMS);
+    let kind = item.split_once(':').map_or(item, |(kind, _)| kind);
+    // Each ends with an example.
+    let of_kind = |form: &&str| form.split_once(':').is_some_and(|(name, _)| name == kind);
+    match all.split_inclusive(')').map(|form| form.trim_start_matches(", ")).find(of_kind) {
+        Some(form) => form.to_owned(),
+        None => format!("{all}, separated by commas"),
+    }
+}
 
 /// What is done to one worker from outside.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -205,14 +213,26 @@ mod tests {
     }
 
     #[test]
-    fn an_item_that_is_nothing_is_named_with_all_that_would_do() {
-        for item in ["lazy:1", "hog:x", "slow:3", "stop:1:5s"] {
+    fn an_item_that_is_nothing_is_named_with_what_would_do() {
+        let error = |item: &str| {
             let error = format!("hog:0,{item},slow:1:2").parse::<Scenario>().unwrap_err();
-            let error = error.to_string();
+            error.to_string()
+        };
+        for item in ["lazy:1", "lazy"] {
+            let error = error(item);
             assert!(error.contains(&format!("`{item}`")), "{error}");
             for form in ["slow:WORKER:FACTOR", "node:", "crowd:FIRST-LAST", "loss:WORKER:PERCENT"] {
                 assert!(error.contains(form), "{error}");
             }
+        }
+        for (item, form) in [
+            ("slow:3", "slow:WORKER:FACTOR from 1 on (slow:3:5)"),
+            ("hog:x", "hog:WORKER (hog:0)"),
+            ("loss:0:80", "loss:WORKER:PERCENT up to 50 (loss:1:0.5)"),
+            ("stop:1:5s", "stop:WORKER:EVERY:FOR, shorter than EVERY (stop:1:5s:800ms)"),
+            ("shard:0:0.5", "shard:SHARD:FACTOR from 1 on (shard:1:5)"),
+        ] {
+            assert_eq!(error(item), format!("`{item}` is no slowness: write {form}"));
         }
     }
 

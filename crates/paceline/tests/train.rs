@@ -54,7 +54,9 @@ fn wrong_input_is_refused_with_what_and_where_and_leaves_nothing_behind() {
     place.run("train --workers none").failed(2, &["--workers"]);
     place.run("train --quorum 9").failed(2, &["quorum must be from 1 to the number of workers"]);
     place.run("train --stragglers lazy:1").failed(2, &["slow:WORKER:FACTOR"]);
-    place.run("train --stragglers stop:1:5s").failed(2, &["stop:WORKER:EVERY:FOR", "slow:WORKER"]);
+    place
+        .run("train --stragglers stop:1:5s")
+        .failed(2, &["stop:WORKER:EVERY:FOR", "shorter than EVERY"]);
     place.run("train --stragglers slow:7:2").failed(2, &["worker 7, but there are 4"]);
     place.run("train --stragglers shard:2:5").failed(2, &["shard 2, but there are 2"]);
     place.run("train --pull most").failed(2, &["use all, auto, or a share"]);
