@@ -39,6 +39,22 @@ fn policies_are_compared_kept_and_not_run_again() {
 }
 
 #[test]
+fn a_sweep_shows_what_it_tried() {
+    let place = Place::new();
+    let args = format!("{SMALL} --policies auto,best-static --scenario stalls:3 --json");
+    let rows = rows(&place.run(&args).ok().stdout);
+    assert!(rows[0].get("tried").is_none(), "it has nothing to choose from");
+    let tried = rows[1]["tried"].as_array().unwrap();
+    let names: Vec<&str> = tried.iter().map(|tried| tried["policy"].as_str().unwrap()).collect();
+    assert!(names[0] == "full" && names.len() == 4, "{names:?}");
+    assert!(names.contains(&rows[1]["chosen"].as_str().unwrap()));
+    let counts: Vec<f64> = tried.iter().map(|tried| tried["accepted"].as_f64().unwrap()).collect();
+    assert!(counts[0] == 4.0 && counts.is_sorted_by(|a, b| a >= b), "{counts:?}");
+    let page = fs::read_to_string(place.path("compare/page.html")).unwrap();
+    assert!(page.contains("tried for best-static"));
+}
+
+#[test]
 fn a_sweep_over_backup_workers_says_what_it_would_take() {
     let place = Place::new();
     let args = SMALL.replace(" --workers 4", " --sweep 3,1 --scenario slow:0:6");

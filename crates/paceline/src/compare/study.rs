@@ -9,6 +9,7 @@ use anyhow::Result;
 use paceline_model::Model;
 use paceline_virtual::bounds;
 use rayon::prelude::*;
+use serde::Serialize;
 
 use super::{
     args::CompareArgs,
@@ -25,6 +26,28 @@ const TUNING: u64 = 1_000_003;
 /// Rounds from which a clairvoyant's bound is taken.
 const BOUND_ROUNDS: usize = 400;
 
+/// A fixed count that a sweep tried.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Tried {
+    pub(super) policy: String,
+    /// Contributions in a round.
+    pub(super) accepted: f64,
+    /// Seconds to the target, where every run reached it.
+    pub(super) seconds_to_target: Option<f64>,
+}
+
+impl Tried {
+    fn of(contender: &Contender, outcomes: &[Outcome]) -> Tried {
+        let n = outcomes.len().max(1) as f64;
+        let seconds: Option<f64> = outcomes.iter().map(|outcome| outcome.reached).sum();
+        Tried {
+            policy: contender.to_string(),
+            accepted: outcomes.iter().map(|outcome| outcome.accepted).sum::<f64>() / n,
+            seconds_to_target: seconds.map(|seconds| seconds / n),
+        }
+    }
+}
+
 /// One policy under one scenario.
 #[derive(Debug, Clone)]
 pub(super) struct Case {
@@ -32,6 +55,8 @@ pub(super) struct Case {
     pub(super) contender: Contender,
     /// What a sweep chose.
     pub(super) chosen: Contender,
+    /// Among what, where it is a sweep; all with the first learning rate.
+    pub(super) tried: Vec<Tried>,
     pub(super) lr: f32,
     /// By seed, from 1.
     pub(super) outcomes: Vec<Outcome>,
@@ -109,10 +134,13 @@ impl<'a> Study<'a> {
         let candidates = contender.candidates(args.workers);
         let mut chosen = (candidates[0], args.lr);
         let mut best: Option<Score> = None;
+        let mut swept = Vec::new();
         let mut consider = |contender: Contender, lr: f32| -> Result<Contender> {
             let seeds = TUNING..TUNING + u64::from(args.tune_seeds);
             let tried: Result<Vec<Outcome>> = seeds.map(|seed| run(&contender, seed, lr)).collect();
-            let score = Score::of(&tried?);
+            let tried = tried?;
+            let score = Score::of(&tried);
+            swept.push(Tried::of(&contender, &tried));
             if best.as_ref().is_none_or(|best| score > *best) {
                 (chosen, best) = ((contender, lr), Some(score));
             }
@@ -129,6 +157,7 @@ impl<'a> Study<'a> {
             }
         }
         let (chosen, lr) = chosen;
+        swept.truncate(if contender.sweep { contender.candidates(args.workers).len() } else { 0 });
         let outcomes: Result<Vec<Outcome>> =
             (1..=args.seeds).map(|seed| run(&chosen, seed, lr)).collect();
         let bound = |seed: u64| {
@@ -139,7 +168,7 @@ impl<'a> Study<'a> {
         let foretold = !matches!(conditions, Conditions::Live(_)) && args.costs.is_none();
         let bound = foretold.then(|| (1..=args.seeds).map(bound).sum::<f64>() / args.seeds as f64);
         let contender = *contender;
-        Ok(Case { scenario: name, contender, chosen, lr, outcomes: outcomes?, bound })
+        Ok(Case { scenario: name, contender, chosen, tried: swept, lr, outcomes: outcomes?, bound })
     }
 
     fn trial(

@@ -4,7 +4,11 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::{study::Case, target::Target, trial::Outcome};
+use super::{
+    study::{Case, Tried},
+    target::Target,
+    trial::Outcome,
+};
 
 /// Mean, best and worst over seeds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -30,6 +34,9 @@ pub(super) struct Row {
     pub(super) policy: String,
     /// What a sweep chose.
     pub(super) chosen: String,
+    /// Among what.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) tried: Vec<Tried>,
     pub(super) lr: f32,
     pub(super) seeds: usize,
     /// Seeds that reached the target.
@@ -104,6 +111,7 @@ fn row(case: &Case, full: Option<&Case>) -> Row {
         scenario: case.scenario.clone(),
         policy: case.contender.to_string(),
         chosen: case.chosen.to_string(),
+        tried: case.tried.clone(),
         lr: case.lr,
         seeds: outcomes.len(),
         reached: outcomes.iter().filter(|outcome| outcome.reached.is_some()).count(),
