@@ -247,7 +247,7 @@ impl Coordinator {
 
     /// The squared norm of the sum of the last round's gradients, where all shards had a part in it.
     pub fn handle_square(&mut self, square: f64) {
-        self.noise.observe(&self.machine.squares(), square);
+        self.noise.observe(&self.machine.parts(), square);
         if let Some(scale) = self.noise.scale() {
             self.machine.hear_noise(scale);
         }

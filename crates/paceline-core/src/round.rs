@@ -15,6 +15,7 @@ use crate::{
     Arrival, Blocks, Contribution, Event, EventKind, Late, LeaveReason, MachineError, Policy,
     Round, RunTime, StopReason, Straggler, Time, Version, Work, WorkerId,
     grace::Grace,
+    noise::Part,
     roster::{Assignment, Roster},
     useless::Useless,
 };
@@ -485,19 +486,23 @@ impl RoundMachine {
         assert!(before.is_none(), "{worker} is not idle");
     }
 
-    /// The closed round's contributions, each with its samples and squared norm; nothing if any is
-    /// not known, is of an older version, or is weighed.
-    pub(crate) fn squares(&self) -> Vec<(f64, f64)> {
-        let known = self.roster.arrivals.iter().map(|Arrival { contribution, worth, .. }| {
+    /// The closed round's contributions, late ones included, with their norms; nothing if any is not known,
+    /// is of an older version without being late, or is weighed for another reason.
+    pub(crate) fn parts(&self) -> Vec<Part> {
+        let part = |contribution: &Contribution, worth| {
+            let square = contribution.square?;
+            Some(Part { samples: contribution.weight, worth, square })
+        };
+        let fresh = self.roster.arrivals.iter().map(|Arrival { contribution, worth, .. }| {
             let plain = contribution.base.next() == self.roster.round.base() && *worth == 1.0;
-            contribution.square.filter(|_| plain).map(|square| (contribution.weight, square))
+            part(contribution, 1.0).filter(|_| plain)
         });
-        let known: Option<Vec<(f64, f64)>> = known.collect();
-        known.filter(|_| self.roster.folded.is_empty()).unwrap_or_default()
+        let folded = self.roster.folded.iter().map(|(late, worth)| part(late, *worth));
+        fresh.chain(folded).collect::<Option<_>>().unwrap_or_default()
     }
 
     /// The policy hears of the noise scale.
-    pub(crate) fn hear_noise(&mut self, scale: f64) {
+    pub fn hear_noise(&mut self, scale: f64) {
         self.policy.noise(scale);
     }
 

@@ -154,6 +154,10 @@ impl RunConfig {
             None => toml::Table::new(),
         };
         let flags = toml::Table::try_from(flags).context("failed to read the flags")?;
+        // What was wanted of one policy may not be of another.
+        if resumed && flags.contains_key("policy") {
+            table.remove("objective");
+        }
         if resumed && LIMITS.iter().any(|limit| flags.contains_key(*limit)) {
             LIMITS.iter().for_each(|limit| drop(table.remove(*limit)));
         }
@@ -183,7 +187,15 @@ impl RunConfig {
         let stop = lost.map(Span).map(|stop| {
             format!("a worker stopped for {stop} may be lost: it counts as dead after {liveness}")
         });
-        count.into_iter().chain(stop).collect()
+        let adascale = self.lr_scaling() == LrScaling::AdaScale;
+        let alone = (adascale && matches!(self.policy, PolicySpec::Stale(_))).then(|| {
+            format!(
+                "lr-scaling adascale is linear with {}: of one contribution a round nothing is learnt \
+                 about the noise",
+                self.policy
+            )
+        });
+        count.into_iter().chain(stop).chain(alone).collect()
     }
 
     pub(crate) fn scenario(&self) -> Result<Scenario> {
@@ -208,6 +220,8 @@ impl RunConfig {
     pub(crate) fn settle(&mut self) {
         // A resume with other workers keeps the meaning of the learning rate.
         self.reference_weight = Some(self.full_weight());
+        self.lr_scaling = Some(self.lr_scaling());
+        self.objective = Some(self.objective());
         self.epochs = self.limits().epochs;
         // A run may be resumed from elsewhere.
         let here = |path: &mut String| {
@@ -261,6 +275,12 @@ impl RunConfig {
         self.objective.unwrap_or(self.policy.objective())
     }
 
+    /// How the learning rate follows what is contributed: as the objective values it, unless something
+    /// else is asked for.
+    pub(crate) fn lr_scaling(&self) -> LrScaling {
+        self.lr_scaling.unwrap_or(usual_scaling(self.objective()))
+    }
+
     pub(crate) fn placement(&self, remote: bool) -> Placement {
         Placement {
             shards: self.shards,
@@ -275,7 +295,7 @@ impl RunConfig {
             optimizer: self.optimizer,
             learning_rate: self.lr,
             schedule: self.schedule,
-            scaling: self.lr_scaling.unwrap_or(usual_scaling(self.objective())),
+            scaling: self.lr_scaling(),
             reference_weight: self.full_weight(),
             clip: self.clip,
         }
@@ -371,6 +391,27 @@ mod tests {
     }
 
     #[test]
+    fn what_a_policy_wants_is_written_down_and_goes_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.toml");
+        let mut config = RunConfig::default();
+        assert_eq!(config.objective(), Objective::Progress);
+        config.settle();
+        fs::write(&path, toml::to_string(&config).unwrap()).unwrap();
+        let resumed = |policy: Option<&str>| {
+            let policy = policy.map(|policy| policy.parse().unwrap());
+            let flags = RunFlags { policy, ..RunFlags::default() };
+            let config = RunConfig::resumed(&path, &flags).unwrap();
+            (config.objective(), config.lr_scaling())
+        };
+        assert_eq!(resumed(None), (Objective::Progress, LrScaling::AdaScale));
+        // The learning rate keeps its meaning.
+        assert_eq!(resumed(Some("static:2")), (Objective::Samples, LrScaling::AdaScale));
+        let stale = RunConfig { policy: "stale:3".parse().unwrap(), ..config };
+        assert!(stale.doubts()[0].contains("adascale is linear with stale:3"));
+    }
+
+    #[test]
     fn the_effective_config_reads_back_as_itself() {
         let config = RunConfig { time_limit: Some(Span::secs(3)), ..RunConfig::default() };
         let text = toml::to_string(&config).unwrap();
@@ -443,6 +484,8 @@ mod tests {
             checkpoint_every: Some(1),
             nominal: Some(Span::secs(1)),
             straggler: Some(Straggler::Abort),
+            objective: Some(Objective::Progress),
+            lr_scaling: Some(LrScaling::Linear),
             costs: Some("lognormal:1".to_owned()),
             run_time_model: Some(String::new()),
             shard_nominal: Some(Span::secs(1)),

@@ -40,7 +40,8 @@ fn redriven(events: &[Event], policy: &str, config: RoundConfig) -> Vec<Event> {
         })
         .collect();
     let spec: PolicySpec = policy.parse().unwrap();
-    let mut machine = RoundMachine::new(config, spec.build(), Round(0));
+    let decides = spec.build_with(&paceline_model::Model::prior(), spec.objective());
+    let mut machine = RoundMachine::new(config, decides, Round(0));
     let (mut questions, mut arrived) = (Vec::<(Time, u32)>::new().into_iter().peekable(), 0);
     for event in events {
         while let Some((at, _)) = questions.next_if(|&(at, n)| n == arrived && at <= event.at) {
@@ -83,6 +84,7 @@ fn redriven(events: &[Event], policy: &str, config: RoundConfig) -> Vec<Event> {
                 machine.handle_progress(worker, base, done, event.at);
             }
             EventKind::Cut { .. } | EventKind::Closed { .. } => machine.decide(event.at),
+            EventKind::Updated { noise_scale: Some(scale), .. } => machine.hear_noise(scale),
             _ => {}
         }
     }

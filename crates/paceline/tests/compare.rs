@@ -77,6 +77,7 @@ fn what_cannot_be_compared_is_named() {
     place.run("compare --policies auto/fold/abort").failed(2, &["fold", "finish"]);
     place.run("compare --policies static:3/rebalance").failed(2, &["rebalance", "filter"]);
     place.run("compare --policies auto/reweigh").failed(2, &["--homes"]);
+    place.run("compare --policies auto,full,auto/progress").failed(2, &["`auto`", "twice"]);
     place.run("compare --policies auto/unbalanced").failed(2, &["--costs"]);
     let whole = "compare --policies auto/salvage --micro-batches 1";
     place.run(whole).failed(2, &["salvage needs at least two --micro-batches"]);

@@ -280,8 +280,10 @@ impl Run {
                 );
             }
         }
-        let mut core = Coordinator::new(round, policy, ledger, config.batch, weak, first)
-            .with_noise(start.noise.clone());
+        let mut core = Coordinator::new(round, policy, ledger, config.batch, weak, first);
+        if config.wants_noise() {
+            core = core.with_noise(start.noise.clone());
+        }
         if let Some(rule) = config.push.rule(&sizes, config.max_stale) {
             core = core.with_partial_pushes(&sizes, rule);
         }

@@ -119,8 +119,9 @@ impl CompareArgs {
         if let Some((_, wrong)) = rules.iter().find(|(holds, _)| !holds) {
             return Err((*wrong).to_owned());
         }
-        self.policies.iter().try_for_each(|contender| {
+        self.policies.iter().enumerate().try_for_each(|(i, contender)| {
             let why = match () {
+                () if self.policies[..i].contains(contender) => "it is there twice",
                 () if (contender.reweigh || contender.impatient) && !self.homes => {
                     "reweigh and impatient are for data that lives on workers (--homes)"
                 }

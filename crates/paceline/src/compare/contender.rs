@@ -86,6 +86,9 @@ impl FromStr for Contender {
         let (mut objective, mut scaling) = (None, None);
         for word in words {
             match word {
+                "samples" | "progress" if objective.is_some() => {
+                    return Err(format!("`{text}`: one objective is enough"));
+                }
                 "samples" => objective = Some(Objective::Samples),
                 "progress" => objective = Some(Objective::Progress),
                 "rebalance" => contender.rebalance = true,

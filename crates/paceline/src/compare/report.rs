@@ -115,14 +115,15 @@ fn over_time(
 /// Progress a second (targets reached in a thousand seconds) against the cutoff: a point a policy that
 /// reached it with every seed, and a line through the fixed counts that a sweep tried.
 fn against_cutoff(rows: &[&Row]) -> LineChart {
-    let swept = rows.iter().filter(|row| !row.tried.is_empty()).map(|row| {
+    let swept = rows.iter().find_map(|row| {
         let point = |tried: &Tried| Some((tried.accepted, 1e3 / tried.seconds_to_target?));
         let mut points: Vec<(f64, f64)> = row.tried.iter().filter_map(point).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        Series::line(format!("tried for {}", row.policy), points)
+        (!points.is_empty()).then(|| Series::line(format!("tried for {}", row.policy), points))
     });
     // A line of one point is a dot.
-    let series = rows.iter().filter(|row| row.reached == row.seeds);
+    let left = LINES - usize::from(swept.is_some());
+    let series = rows.iter().take(left).filter(|row| row.reached == row.seeds);
     let series = series.filter_map(|row| {
         let point = (row.accepted, 1e3 / row.seconds_to_target?.mean);
         Some(Series::line(row.policy.clone(), vec![point, point]))
@@ -131,7 +132,7 @@ fn against_cutoff(rows: &[&Row]) -> LineChart {
         title: "Progress against cutoff, a point a policy".to_owned(),
         x: Axis::linear("contributions a round"),
         y: Axis::linear("targets in 1,000 s"),
-        series: swept.chain(series).take(LINES).collect(),
+        series: swept.into_iter().chain(series).collect(),
         ..LineChart::default()
     }
 }

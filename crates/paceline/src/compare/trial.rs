@@ -5,7 +5,8 @@ use std::sync::Arc;
 use anyhow::Result;
 use paceline_core::{Costs, Ledger, OrderSpec, SampleCounts};
 use paceline_model::Model;
-use paceline_params::{Clip, OptimizerSpec, Schedule, UpdateConfig};
+use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig};
+use paceline_policy::Objective;
 use paceline_virtual::{Training, TrainingConfig, TrainingRecord};
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,11 @@ pub(super) struct Trial {
     pub(super) policy: String,
     pub(super) seed: u64,
     pub(super) lr: f32,
+    /// What the policy wants and how the rate is scaled: what its name means may change.
+    #[serde(default)]
+    objective: Option<Objective>,
+    #[serde(default)]
+    scaling: Option<LrScaling>,
     pub(super) workers: u32,
     batch: u32,
     micro_batches: u32,
@@ -55,6 +61,8 @@ impl Trial {
             policy: contender.to_string(),
             seed,
             lr,
+            objective: Some(contender.objective),
+            scaling: Some(contender.scaling),
             workers: args.workers,
             batch: args.batch,
             micro_batches: args.micro_batches,
