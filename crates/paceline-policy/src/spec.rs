@@ -60,7 +60,11 @@ pub enum PolicySpecError {
 
 /// Every policy as users write it, and one line on what it does.
 pub const POLICIES: [(&str, &str); 12] = [
-    ("auto", "the default: an expert mixture that stops each round when waiting no longer pays"),
+    (
+        "auto",
+        "the default: an expert mixture that stops each round when waiting no longer pays, in progress \
+         (--objective samples: in samples, as in simulate, which has no gradients)",
+    ),
     ("full", "wait for all live workers"),
     ("static:N", "wait for the first N, or for a fraction (static:0.9): backup workers"),
     (

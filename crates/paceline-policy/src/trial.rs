@@ -32,7 +32,7 @@ const PATIENCE: [f64; 2] = [1.5, 0.25];
 /// Where less than this share of the work is cut there is nothing to win.
 const CUT: f64 = 0.02;
 
-/// Samples and seconds of some rounds.
+/// Gains and seconds of some rounds: few enough that what a gain is worth hardly changes meanwhile.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sum {
     weight: f64,
