@@ -321,6 +321,8 @@ pub enum StopReason {
     Epochs,
     /// The asked accuracy is reached.
     TargetAccuracy,
+    /// The asked loss is reached.
+    TargetLoss,
     /// The time is up.
     TimeLimit,
     /// Somebody asked it to stop.
@@ -356,6 +358,7 @@ impl fmt::Display for StopReason {
             StopReason::Rounds => write!(f, "all rounds done"),
             StopReason::Epochs => write!(f, "all epochs done"),
             StopReason::TargetAccuracy => write!(f, "target accuracy reached"),
+            StopReason::TargetLoss => write!(f, "target loss reached"),
             StopReason::TimeLimit => write!(f, "time limit reached"),
             StopReason::Interrupted => write!(f, "interrupted"),
             StopReason::QuorumLost { live, quorum, grace } => write!(

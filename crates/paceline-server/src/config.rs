@@ -112,6 +112,8 @@ pub struct Limits {
     pub epochs: Option<u32>,
     /// Test accuracy, 0 to 1.
     pub accuracy: Option<f64>,
+    /// Test loss.
+    pub loss: Option<f64>,
     /// Time since this process began the run.
     pub time: Option<Duration>,
 }

@@ -63,6 +63,9 @@ impl RunConfig {
         if let Some(target) = self.target_accuracy {
             ensure!((0.0..=1.0).contains(&target), "target-accuracy must be from 0 to 1");
         }
+        if let Some(target) = self.target_loss {
+            ensure!(target > 0.0 && target.is_finite(), "target-loss must be a positive number");
+        }
         if let Some(weight) = self.reference_weight {
             ensure!(weight > 0.0 && weight.is_finite(), "reference-weight must be positive");
         }

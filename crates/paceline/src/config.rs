@@ -61,6 +61,7 @@ pub(crate) struct RunConfig {
     pub(crate) rounds: Option<u64>,
     pub(crate) epochs: Option<u32>,
     pub(crate) target_accuracy: Option<f64>,
+    pub(crate) target_loss: Option<f64>,
     pub(crate) time_limit: Option<Span>,
     pub(crate) deterministic: bool,
     pub(crate) eval_every: Option<u64>,
@@ -75,7 +76,7 @@ pub(crate) struct RunConfig {
 }
 
 /// Settings that say when a run is over.
-const LIMITS: [&str; 4] = ["rounds", "epochs", "target-accuracy", "time-limit"];
+const LIMITS: [&str; 5] = ["rounds", "epochs", "target-accuracy", "target-loss", "time-limit"];
 
 /// How long a run is when nothing says when to stop.
 const DEFAULT_EPOCHS: u32 = 5;
@@ -117,6 +118,7 @@ impl Default for RunConfig {
             rounds: None,
             epochs: None,
             target_accuracy: None,
+            target_loss: None,
             time_limit: None,
             deterministic: false,
             eval_every: None,
@@ -236,12 +238,13 @@ impl RunConfig {
     }
 
     pub(crate) fn limits(&self) -> Limits {
-        let unlimited =
-            self.rounds.is_none() && self.target_accuracy.is_none() && self.time_limit.is_none();
+        let targets = self.target_accuracy.or(self.target_loss);
+        let unlimited = self.rounds.is_none() && targets.is_none() && self.time_limit.is_none();
         Limits {
             rounds: self.rounds,
             epochs: self.epochs.or(unlimited.then_some(DEFAULT_EPOCHS)),
             accuracy: self.target_accuracy,
+            loss: self.target_loss,
             time: self.time_limit.map(|span| span.0),
         }
     }
@@ -384,8 +387,8 @@ mod tests {
         fs::write(&path, "workers = 2\nquorum = 2\nrounds = 6\ntime-limit = 90\n").unwrap();
         let longer = RunFlags { epochs: Some(2), ..RunFlags::default() };
         let config = RunConfig::resumed(&path, &longer).unwrap();
-        let Limits { rounds, epochs, accuracy, time } = config.limits();
-        assert_eq!((rounds, epochs, accuracy, time), (None, Some(2), None, None));
+        let Limits { rounds, epochs, accuracy, loss, time } = config.limits();
+        assert_eq!((rounds, epochs, accuracy, loss, time), (None, Some(2), None, None, None));
         let other = RunFlags { batch: Some(16), ..RunFlags::default() };
         assert_eq!(RunConfig::resumed(&path, &other).unwrap().limits().rounds, Some(6));
     }
@@ -479,6 +482,7 @@ mod tests {
             rounds: Some(1),
             epochs: Some(1),
             target_accuracy: Some(0.5),
+            target_loss: Some(0.5),
             time_limit: Some(Span::secs(1)),
             eval_every: Some(1),
             checkpoint_every: Some(1),
@@ -493,7 +497,7 @@ mod tests {
         };
         let names: Vec<String> =
             toml::Table::try_from(config).unwrap().into_iter().map(|(n, _)| n).collect();
-        assert_eq!(names.len(), 45, "a setting that is not drawn");
+        assert_eq!(names.len(), 46, "a setting that is not drawn");
         prop::sample::select(names)
     }
 

@@ -167,6 +167,10 @@ pub(crate) struct RunFlags {
     #[arg(long, env = "PACELINE_TARGET_ACCURACY", value_name = "SHARE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) target_accuracy: Option<f64>,
+    /// Stop at this test loss
+    #[arg(long, env = "PACELINE_TARGET_LOSS", value_name = "LOSS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) target_loss: Option<f64>,
     /// Stop after this time: 90s, 5m, 2h
     #[arg(long, env = "PACELINE_TIME_LIMIT", value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]

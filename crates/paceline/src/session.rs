@@ -235,22 +235,26 @@ fn check_unfinished(dir: &RunDir, config: &RunConfig, start: &Start, samples: u3
     let (limits, rounds) = (config.limits(), start.version.0);
     let ledger = start.ledger.as_ref().map(|state| Ledger::resume(state, samples, None));
     let epochs = ledger.transpose()?.map_or(0, |ledger| ledger.epochs());
-    let accuracy = dir.read_summary().filter(|earlier| earlier.version == rounds);
-    let accuracy = accuracy.and_then(|earlier| earlier.test_accuracy);
+    let earlier = dir.read_summary().filter(|earlier| earlier.version == rounds);
+    let (accuracy, loss) =
+        earlier.map_or((None, None), |earlier| (earlier.test_accuracy, earlier.test_loss));
     let (done, flag) = match () {
         () if limits.rounds.is_some_and(|limit| rounds >= limit) => {
-            (format!("{rounds} rounds are done"), "--rounds")
+            (format!("{rounds} rounds are done"), "larger --rounds")
         }
         () if limits.epochs.is_some_and(|limit| epochs >= limit) => {
-            (format!("{epochs} epochs are done"), "--epochs")
+            (format!("{epochs} epochs are done"), "larger --epochs")
         }
         () if limits.accuracy.zip(accuracy).is_some_and(|(limit, now)| now >= limit) => {
-            ("its test accuracy is reached".to_owned(), "--target-accuracy")
+            ("its test accuracy is reached".to_owned(), "larger --target-accuracy")
+        }
+        () if limits.loss.zip(loss).is_some_and(|(limit, now)| now <= limit) => {
+            ("its test loss is reached".to_owned(), "smaller --target-loss")
         }
         () => return Ok(()),
     };
     let name = config.name.as_deref().unwrap_or_default();
-    let error = format!("the run {name} is finished: {done}; to go on, give a larger {flag}");
+    let error = format!("the run {name} is finished: {done}; to go on, give a {flag}");
     Err(Usage(error).into())
 }
 

@@ -92,6 +92,7 @@ impl fmt::Display for DataPlane {
 pub(crate) struct Earlier {
     pub(crate) version: u64,
     pub(crate) test_accuracy: Option<f64>,
+    pub(crate) test_loss: Option<f64>,
 }
 
 impl Summary {

@@ -348,6 +348,12 @@ fn a_run_stops_at_its_time_or_its_accuracy() {
     let args = "train --model mlp --target-accuracy 0.2 --eval-every 10 --workers 2";
     let reached = place.run(args).ok();
     assert!(reached.stdout.contains("target accuracy reached"), "{}", reached.stdout);
+    let args = "train --model mlp --target-loss 2.2 --eval-every 10 --workers 2 --name loss";
+    let reached = place.run(args).ok();
+    assert!(reached.stdout.contains("target loss reached"), "{}", reached.stdout);
+    let again = place.run("train --resume loss");
+    again.failed(2, &["loss is finished", "test loss is reached", "smaller --target-loss"]);
+    place.run("train --target-loss 0").failed(2, &["target-loss must be a positive number"]);
 }
 
 /// Two samples in a batch of which one, in a random order, is at times ten times as dear.

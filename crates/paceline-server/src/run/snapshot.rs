@@ -115,6 +115,9 @@ impl Run {
         if self.config.limits.accuracy.is_some_and(|target| accuracy >= target) {
             self.stop_because(StopReason::TargetAccuracy);
         }
+        if self.config.limits.loss.is_some_and(|target| loss <= target) {
+            self.stop_because(StopReason::TargetLoss);
+        }
     }
 
     fn checkpoint(&mut self, version: Version, step: u64, blocks: &[Block], state: &SavedState) {

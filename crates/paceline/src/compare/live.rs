@@ -77,8 +77,10 @@ pub(super) fn run(
     if trial.scenario != "none" {
         set("stragglers", trial.scenario.clone());
     }
-    if let (false, Target::Accuracy(accuracy)) = (args.to_the_end, args.target()) {
-        set("target-accuracy", accuracy.to_string());
+    match args.target() {
+        _ if args.to_the_end => {}
+        Target::Accuracy(accuracy) => set("target-accuracy", accuracy.to_string()),
+        Target::Loss(loss) => set("target-loss", loss.to_string()),
     }
     let output = command.output().context("failed to start a live run")?;
     let log = runs.join(&name).join("events.jsonl");
