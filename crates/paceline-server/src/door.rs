@@ -28,7 +28,7 @@ use crate::{
     shard::{
         LocalShard, ShardCommand,
         data::{DataConnection, DataError},
-        link::{self, BlockShape},
+        link::{self, ReportReader},
     },
 };
 
@@ -227,7 +227,7 @@ impl Door {
         let ended = match writer.message(&Reply::Welcome(())).await {
             Err(error) => error,
             Ok(()) => tokio::select! {
-                error = hear_shard(reader, coordinator, index, &shape) => error,
+                error = hear_shard(ReportReader::new(reader, shape), coordinator, index) => error,
                 error = tell_shard(writer, queue) => error,
             },
         };
@@ -297,13 +297,12 @@ async fn speak<W: AsyncWrite + Unpin>(
 }
 
 async fn hear_shard<R: AsyncRead + Unpin>(
-    mut reader: FrameReader<R>,
+    mut reports: ReportReader<R>,
     coordinator: &UnboundedSender<Input>,
     index: u32,
-    shape: &BlockShape,
 ) -> FrameError {
     loop {
-        match link::read_report(&mut reader, shape).await {
+        match reports.next().await {
             Ok(report) => {
                 if coordinator.send(Input::Shard { index, report: Ok(report) }).is_err() {
                     return FrameError::Closed;

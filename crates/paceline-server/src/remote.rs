@@ -11,7 +11,6 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::mpsc::{UnboundedSender, unbounded_channel},
     task::JoinSet,
-    time::timeout,
 };
 
 use crate::{
@@ -87,16 +86,7 @@ where
                 }
             }
         } => outcome,
-        outcome = async {
-            loop {
-                let report = match timeout(patience / 5, outgoing.recv()).await {
-                    Ok(Some(report)) => report.map_err(ServerError::Shard)?,
-                    Ok(None) => return Ok(()),
-                    Err(_) => FromShard::Alive.into(),
-                };
-                link::write_report(&mut writer, &report).await?;
-            }
-        } => outcome,
+        outcome = link::write_reports(&mut writer, &mut outgoing, patience / 5) => outcome,
     }
 }
 

@@ -1,6 +1,8 @@
 //! The connection between a coordinator and a shard that lives in another process: messages, and
 //! the blocks that follow some of them.
 
+use std::{collections::VecDeque, time::Duration};
+
 use paceline_params::{Block, Layout, OptimizerSpec, WireType};
 use paceline_wire::{
     FrameError, FrameReader, FrameWriter,
@@ -8,9 +10,14 @@ use paceline_wire::{
     message::{FromShard, ToShard},
 };
 use serde::Serialize;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::mpsc::UnboundedReceiver,
+    time::timeout,
+};
 
 use super::{ShardCommand, ShardReport};
+use crate::run::ServerError;
 
 /// What a shard's blocks look like, to whoever reads them.
 #[derive(Debug, Clone)]
@@ -36,11 +43,43 @@ pub(crate) async fn write_command<W: AsyncWrite + Unpin>(
     write(writer, &command.message, &command.blocks).await
 }
 
-pub(crate) async fn write_report<W: AsyncWrite + Unpin>(
+/// Writes reports as they come, and a sign of life where none comes for so long. What has blocks goes block
+/// by block, and messages in between: they are not to wait for it.
+pub(crate) async fn write_reports<W: AsyncWrite + Unpin>(
     writer: &mut FrameWriter<W>,
-    report: &ShardReport,
-) -> Result<(), FrameError> {
-    write(writer, &report.message, &report.blocks).await
+    reports: &mut UnboundedReceiver<Result<ShardReport, String>>,
+    idle: Duration,
+) -> Result<(), ServerError> {
+    // The first is being written, and so many of its frames are.
+    let (mut large, mut written) = (VecDeque::<ShardReport>::new(), 0);
+    loop {
+        let report = match large.is_empty() {
+            true => match timeout(idle, reports.recv()).await {
+                Ok(Some(report)) => Some(report),
+                Ok(None) => return Ok(()),
+                Err(_) => Some(Ok(FromShard::Alive.into())),
+            },
+            false => reports.try_recv().ok(),
+        };
+        match report.transpose().map_err(ServerError::Shard)? {
+            Some(report) if report.blocks.is_empty() => writer.message(&report.message).await?,
+            Some(report) => large.push_back(report),
+            None => {
+                let first = &large[0];
+                if written == 0 {
+                    writer.message(&first.message).await?;
+                }
+                let frames = 1 + first.blocks[0].slots().len();
+                write_frame(writer, &first.blocks, written / frames, written % frames).await?;
+                written += 1;
+                if written == frames * first.blocks.len() {
+                    large.pop_front();
+                    written = 0;
+                }
+            }
+        }
+        writer.flush().await?;
+    }
 }
 
 pub(crate) async fn read_command<R: AsyncRead + Unpin>(
@@ -61,16 +100,57 @@ pub(crate) async fn read_command<R: AsyncRead + Unpin>(
     Ok(ShardCommand { message, blocks })
 }
 
-pub(crate) async fn read_report<R: AsyncRead + Unpin>(
-    reader: &mut FrameReader<R>,
-    shape: &BlockShape,
-) -> Result<ShardReport, FrameError> {
-    let message = reader.message().await?;
-    let blocks = match message {
-        FromShard::Snapshot { .. } => read_blocks(reader, shape).await?,
-        _ => Vec::new(),
-    };
-    Ok(ShardReport { message, blocks })
+/// Reads reports; messages may come between the blocks of one that has some.
+pub(crate) struct ReportReader<R> {
+    reader: FrameReader<R>,
+    shape: BlockShape,
+    /// One whose blocks are coming: those that are whole, and frames of the next.
+    begun: Option<(ShardReport, Vec<Vec<f32>>)>,
+}
+
+impl<R: AsyncRead + Unpin> ReportReader<R> {
+    pub(crate) fn new(reader: FrameReader<R>, shape: BlockShape) -> Self {
+        ReportReader { reader, shape, begun: None }
+    }
+
+    pub(crate) async fn next(&mut self) -> Result<ShardReport, FrameError> {
+        loop {
+            let header = self.reader.header().await?;
+            let Header::Control(len) = header else {
+                if let Some(report) = self.block(header).await? {
+                    return Ok(report);
+                }
+                continue;
+            };
+            let report = ShardReport::from(self.reader.control::<FromShard>(len).await?);
+            match (&report.message, &self.begun) {
+                (FromShard::Snapshot { .. }, Some(_)) => {
+                    let error = "a snapshot inside of another".to_owned();
+                    return Err(FrameError::Unexpected(error));
+                }
+                (FromShard::Snapshot { .. }, None) if !self.shape.lengths.is_empty() => {
+                    self.begun = Some((report, Vec::new()))
+                }
+                _ => return Ok(report),
+            }
+        }
+    }
+
+    /// Takes in a frame of a block; returns the report that is whole with it.
+    async fn block(&mut self, header: Header) -> Result<Option<ShardReport>, FrameError> {
+        let Some((report, frames)) = &mut self.begun else {
+            return Err(FrameError::WrongKind { expected: "control" });
+        };
+        let (index, slot) = (report.blocks.len(), frames.len());
+        let due = BlockHead { version: slot as u64, block: index as u32 };
+        frames.push(read_values(&mut self.reader, header, due, self.shape.lengths[index]).await?);
+        if frames.len() > self.shape.slots {
+            let values = frames.remove(0);
+            report.blocks.push(Block::restore(values, std::mem::take(frames)));
+        }
+        let whole = report.blocks.len() == self.shape.lengths.len();
+        Ok(self.begun.take_if(|_| whole).map(|(report, _)| report))
+    }
 }
 
 /// A block's values go as its frame 0, its optimiser slots as frames 1, 2, …
@@ -80,13 +160,26 @@ async fn write<W: AsyncWrite + Unpin, T: Serialize>(
     blocks: &[Block],
 ) -> Result<(), FrameError> {
     writer.message(message).await?;
-    for (index, block) in (0..).zip(blocks) {
-        let slots = block.slots().iter().map(|slot| slot.as_slice());
-        for (version, values) in (0..).zip(std::iter::once(block.values()).chain(slots)) {
-            writer.block(BlockHead { version, block: index }, values).await?;
+    for (index, block) in blocks.iter().enumerate() {
+        for frame in 0..=block.slots().len() {
+            write_frame(writer, blocks, index, frame).await?;
         }
     }
     writer.flush().await
+}
+
+async fn write_frame<W: AsyncWrite + Unpin>(
+    writer: &mut FrameWriter<W>,
+    blocks: &[Block],
+    block: usize,
+    frame: usize,
+) -> Result<(), FrameError> {
+    let head = BlockHead { version: frame as u64, block: block as u32 };
+    let values = match frame {
+        0 => blocks[block].values(),
+        slot => &blocks[block].slots()[slot - 1],
+    };
+    writer.block(head, values).await
 }
 
 async fn read_blocks<R: AsyncRead + Unpin>(
@@ -97,7 +190,8 @@ async fn read_blocks<R: AsyncRead + Unpin>(
     for (index, &len) in (0..).zip(&shape.lengths) {
         let mut frames = Vec::with_capacity(1 + shape.slots);
         for slot in 0..=shape.slots as u64 {
-            frames.push(read_values(reader, BlockHead { version: slot, block: index }, len).await?);
+            let (header, due) = (reader.header().await?, BlockHead { version: slot, block: index });
+            frames.push(read_values(reader, header, due, len).await?);
         }
         let values = frames.remove(0);
         blocks.push(Block::restore(values, frames));
@@ -107,10 +201,11 @@ async fn read_blocks<R: AsyncRead + Unpin>(
 
 async fn read_values<R: AsyncRead + Unpin>(
     reader: &mut FrameReader<R>,
+    header: Header,
     due: BlockHead,
     len: usize,
 ) -> Result<Vec<f32>, FrameError> {
-    match reader.header().await? {
+    match header {
         Header::Block(WireType::F32, values) if values == len => {}
         Header::Block(wire, values) => {
             let error =
@@ -126,4 +221,51 @@ async fn read_values<R: AsyncRead + Unpin>(
     let mut values = vec![0.0; len];
     reader.values(WireType::F32, &mut values).await?;
     Ok(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_core::Version;
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn messages_do_not_wait_for_the_blocks_of_a_snapshot() {
+        let optimizer = OptimizerSpec::MOMENTUM;
+        let block = |value| Block::restore(vec![value; 500], vec![vec![-value; 500]]);
+        let snapshot = |version| ShardReport {
+            message: FromShard::Snapshot { version: Version(version) },
+            blocks: vec![block(version as f32), block(2.0), block(3.0)],
+        };
+        let tensors = vec![paceline_params::TensorSpec::new("w", [1500])];
+        let shape = BlockShape::new(&Layout::new(tensors, 500, 1).unwrap(), 0, &optimizer);
+        // What is written waits until it is read, but for a little.
+        let (here, there) = tokio::io::duplex(100);
+        let (say, mut reports) = unbounded_channel();
+        say.send(Ok(snapshot(4))).unwrap();
+        say.send(Ok(FromShard::Ready.into())).unwrap();
+        say.send(Ok(snapshot(5))).unwrap();
+        let writes = tokio::spawn(async move {
+            let mut writer = FrameWriter::new(here);
+            write_reports(&mut writer, &mut reports, Duration::from_secs(60)).await
+        });
+        let mut reader = ReportReader::new(FrameReader::new(there, 1 << 20), shape);
+        let mut next = async || reader.next().await.unwrap();
+        assert_eq!(next().await.message, FromShard::Ready, "it overtakes");
+        for version in [4, 5] {
+            let report = next().await;
+            assert_eq!(report.message, FromShard::Snapshot { version: Version(version) });
+            assert_eq!(report.blocks.len(), 3);
+            assert_eq!(report.blocks[0].values(), [version as f32; 500]);
+            assert_eq!(*report.blocks[2].slots()[0], [-3.0; 500]);
+            // While the second is on its way.
+            if version == 4 {
+                say.send(Ok(FromShard::Alive.into())).unwrap();
+                assert_eq!(next().await.message, FromShard::Alive);
+            }
+        }
+        drop(say);
+        writes.await.unwrap().unwrap();
+    }
 }
