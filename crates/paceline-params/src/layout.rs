@@ -270,8 +270,8 @@ const FEW: usize = 16;
 
 /// The largest block, up to about `wanted` elements, of which every shard has as many where they are few,
 /// and at least one: an even share rounded up, or down where rounding up would use the elements up
-/// before the last shard (5 elements over 4 shards). Large ones fill whole pages: in shared memory shards'
-/// parts can then lie side by side.
+/// before the last shard (5 elements over 4 shards). Large ones fill whole pages, where as many do: in
+/// shared memory shards' parts can then lie side by side.
 fn even_block(total: usize, shards: u32, wanted: usize) -> usize {
     let shards = shards as usize;
     let each = (total / shards).div_ceil(wanted).max(1);
@@ -279,7 +279,9 @@ fn even_block(total: usize, shards: u32, wanted: usize) -> usize {
         return wanted;
     }
     let even = total.div_ceil(shards * each);
-    let up = if even >= 16 * PAGE { even.next_multiple_of(PAGE) } else { even };
+    let whole = even.next_multiple_of(PAGE);
+    let as_many = total.div_ceil(whole) == total.div_ceil(even);
+    let up = if even >= 16 * PAGE && as_many { whole } else { even };
     if total.div_ceil(up) < shards { total / shards } else { up }
 }
 

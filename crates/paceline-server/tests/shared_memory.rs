@@ -409,7 +409,7 @@ fn what_a_worker_that_died_had_pushed_is_folded_or_dropped_and_the_rounds_go_on(
 #[test]
 fn whoever_never_lets_go_of_what_is_published_holds_nobody_up() {
     attacked(endless(), |server| {
-        // All three segments are kept, of which one is the newest.
+        // All four segments are kept, of which one is the newest.
         let keep = |kept| {
             let mut rogue = Rogue::join(server.address);
             let (mut register, segments) = (Segment::new(0).unwrap(), segments());
@@ -418,7 +418,7 @@ fn whoever_never_lets_go_of_what_is_published_holds_nobody_up() {
             bring(&mut rogue, &files.collect::<Vec<_>>());
             (rogue, register)
         };
-        let rogues = [0, 1, 2].map(keep);
+        let rogues = [0, 1, 2, 3].map(keep);
         wait_for_rounds(server, 5);
         drop(rogues);
         wait_for_rounds(server, 5);

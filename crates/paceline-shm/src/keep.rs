@@ -40,8 +40,8 @@ impl Register {
     }
 
     fn keep(&self, segment: u32) {
-        self.0.stamp().store(stamp(u64::from(segment)), Ordering::Relaxed);
-        // Nothing is looked at before the publisher can see that.
+        // What was kept before was read before; and nothing is looked at before the publisher can see this.
+        self.0.stamp().store(stamp(u64::from(segment)), Ordering::Release);
         fence(Ordering::SeqCst);
     }
 
@@ -67,8 +67,13 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Of these segments, of so many values each.
-    pub fn of(files: Vec<OwnedFd>, elements: usize, register: Register) -> Result<Self, ViewError> {
+    /// Of these segments, of so many values each, which come from who looks at the register before it
+    /// writes to one of them.
+    pub(crate) fn of(
+        files: Vec<OwnedFd>,
+        elements: usize,
+        register: Register,
+    ) -> Result<Self, ViewError> {
         let views = files.iter().map(|file| View::of(file, elements)).collect::<Result<_, _>>()?;
         Ok(Publisher { files, views, register })
     }

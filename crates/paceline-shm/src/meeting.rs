@@ -14,6 +14,8 @@ use std::{
     time::Duration,
 };
 
+use crate::{Publisher, Register, ViewError};
+
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -99,6 +101,18 @@ impl Visit {
     /// Shows `proof` and hands over `files`.
     pub fn bring(&self, proof: u64, files: &[BorrowedFd<'_>]) -> io::Result<()> {
         send(&self.stream, proof, files)
+    }
+
+    /// What is given in return, within `patience`: what the other side publishes in, so many values a
+    /// segment. It has the file of `register`, and is trusted to look there before it writes where this
+    /// side reads, as its values are: one that does not changes what is computed from, in both senses.
+    pub fn publisher(
+        self,
+        patience: Duration,
+        elements: usize,
+        register: Register,
+    ) -> Result<Publisher, ViewError> {
+        Publisher::of(self.receive(patience)?, elements, register)
     }
 
     /// What is given in return, within `patience`.

@@ -234,7 +234,7 @@ pub enum ToData {
 pub enum FromData {
     /// What was wrong with what came; the connection closes.
     Error(String),
-    /// A version is in one of the shard's segments, until the one after the next is made.
+    /// A version is in one of the shard's segments, for as long as the segment's head says so.
     Published {
         /// The version.
         version: Version,
@@ -381,7 +381,7 @@ pub enum FromShard {
     Alive,
     /// The parameters are in place.
     Ready,
-    /// A contribution is whole here, and finite.
+    /// A contribution is whole here, and finite, if it came in blocks.
     Staged {
         /// Whose.
         worker: WorkerId,

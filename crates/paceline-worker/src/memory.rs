@@ -55,11 +55,7 @@ impl Memory {
             }
         };
         come()?;
-        let given = visit.receive(PATIENCE).map_err(|error| error.to_string());
-        let publisher = given.and_then(|files| {
-            Publisher::of(files, part, register).map_err(|error| error.to_string())
-        });
-        let publisher = publisher.inspect_err(|error| {
+        let publisher = visit.publisher(PATIENCE, part, register).inspect_err(|error| {
             tracing::warn!("failed to share a shard's memory, so it goes by TCP: {error}");
         });
         Ok(publisher.ok().map(Arc::new))

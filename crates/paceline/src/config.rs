@@ -197,7 +197,12 @@ impl RunConfig {
                 self.policy
             )
         });
-        count.into_iter().chain(stop).chain(alone).collect()
+        let apart = self.pull != Enough::All || self.push != Enough::All;
+        let by_tcp = (apart && self.transport == Transport::Auto).then(|| {
+            "with --pull or --push other than all gradients and parameters go by TCP, not by shared memory"
+                .to_owned()
+        });
+        count.into_iter().chain(stop).chain(alone).chain(by_tcp).collect()
     }
 
     pub(crate) fn scenario(&self) -> Result<Scenario> {

@@ -14,9 +14,9 @@ use paceline_shm::{Meeting, Segment, View, ViewError, check_room};
 use paceline_wire::message::{SEGMENTS, ShardSpec};
 use thiserror::Error;
 
-/// Segments that a shard publishes in: one for the newest version, one for the next in the making, and one
+/// Segments that a shard publishes in: one for the newest version, one for the next in the making, and two
 /// for who has not come as far. Where more is kept, versions go as blocks.
-const PUBLISHED: usize = 3;
+const PUBLISHED: usize = 4;
 
 /// Leaves sharing out where this host gives less to it than these shards and their workers need.
 pub(crate) fn settle(specs: &mut [ShardSpec]) {
@@ -184,8 +184,10 @@ pub(crate) struct Mirror {
     segments: Vec<Segment>,
     /// Where each block's values begin.
     starts: Vec<usize>,
-    /// The one that holds the newest version.
-    newest: usize,
+    /// Which version was written to each last, plus one.
+    written: Vec<u64>,
+    /// Whether the newest version is in one of them.
+    current: bool,
     /// The one that is written, and which blocks are written already, while a version is.
     making: Option<(usize, Vec<bool>)>,
 }
@@ -195,14 +197,16 @@ impl Mirror {
         let first = spec.layout.shard_range(spec.index).start;
         let blocks = spec.layout.shard_blocks(spec.index);
         let starts = blocks.map(|block| spec.layout.block_range(block).start - first).collect();
-        Mirror { newest: segments.len() - 1, segments, starts, making: None }
+        Mirror { written: vec![0; segments.len()], current: false, segments, starts, making: None }
     }
 
-    /// A version is being made, where the oldest was that nobody keeps; nowhere, if all are kept.
+    /// A version is being made, where the oldest is that nobody keeps; nowhere, if all are kept but the
+    /// newest version, which stays until there is another.
     pub(crate) fn begin(&mut self, is_kept: impl Fn(u32) -> bool) {
-        let all = self.segments.len();
-        let mut others = (1..all).map(|step| (self.newest + step) % all);
-        let free = others.find(|&segment| {
+        let mut by_age: Vec<usize> = (0..self.segments.len()).collect();
+        by_age.sort_by_key(|&segment| self.written[segment]);
+        by_age.truncate(self.segments.len() - usize::from(self.current));
+        let free = by_age.into_iter().find(|&segment| {
             self.segments[segment].withdraw();
             !is_kept(segment as u32)
         });
@@ -220,12 +224,13 @@ impl Mirror {
     /// It is made, if it was begun; blocks that did not change are written, too. Returns the segment
     /// that holds it.
     pub(crate) fn finish(&mut self, version: u64, blocks: &[Block]) -> Option<u32> {
+        self.current = self.making.is_some();
         let (segment, written) = self.making.take()?;
         for (block, _) in written.iter().enumerate().filter(|(_, written)| !**written) {
             self.segments[segment].write(self.starts[block], blocks[block].values());
         }
         self.segments[segment].publish(version);
-        self.newest = segment;
+        self.written[segment] = version + 1;
         Some(segment as u32)
     }
 }
@@ -281,16 +286,20 @@ mod tests {
             let before = (segment + PUBLISHED - 1) % PUBLISHED;
             assert_eq!(views[before].read_version(version - 1, &mut copy), version > 4);
         }
-        // The newest is in segment 0. Of the others one is kept, then both.
-        mirror.begin(|segment| segment == 1);
-        assert_eq!(mirror.finish(8, &blocks), Some(2));
-        mirror.begin(|segment| segment == 1);
-        assert_eq!(mirror.finish(9, &blocks), Some(0));
-        mirror.begin(|segment| segment != 0);
-        assert_eq!(mirror.finish(10, &blocks), None, "there is no room for it");
-        assert!(views[0].read_version(9, &mut vec![0.0; len]), "the newest stays");
+        // Versions 4 to 7 are in segments 0 to 3. The oldest that is not kept goes.
+        mirror.begin(|segment| segment == 0);
+        assert_eq!(mirror.finish(8, &blocks), Some(1));
+        mirror.begin(|segment| segment == 0 || segment == 2);
+        assert_eq!(mirror.finish(9, &blocks), Some(3));
+        mirror.begin(|segment| segment == 0 || segment == 2);
+        assert_eq!(mirror.finish(10, &blocks), Some(1), "two may be kept for long");
+        mirror.begin(|segment| segment != 1);
+        assert_eq!(mirror.finish(11, &blocks), None, "three are too many");
+        assert!(views[1].read_version(10, &mut vec![0.0; len]), "what was the newest stays");
+        mirror.begin(|segment| segment != 1);
+        assert_eq!(mirror.finish(12, &blocks), Some(1), "until a newer one is nowhere");
         mirror.begin(|_| false);
-        assert_eq!(mirror.finish(11, &blocks), Some(1));
+        assert_eq!(mirror.finish(13, &blocks), Some(0));
     }
 
     #[test]
