@@ -1,4 +1,5 @@
-//! Nobody slow: what cutting parameters into blocks costs against one big frame for each shard.
+//! Nobody slow: what cutting parameters into blocks costs against one big frame for each shard. All by TCP,
+//! which partial modes go by; shared memory has no frames.
 
 use anyhow::{Context, Result};
 use paceline_wire::Transport;
@@ -50,7 +51,7 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
         if !report.quick() {
             let contestants: Vec<Contestant<'_>> = sizes.iter().map(of_size).collect();
             let contest = Contest::hold(pairs[0], &contestants)?;
-            let title = format!("Block sizes, {workers} workers, {} MiB", params >> 18);
+            let title = format!("Block sizes by TCP, {workers} workers, {} MiB", params >> 18);
             report.section(contest.table(&title, &whole));
         }
         let mut contestants: Vec<Contestant<'_>> = [DEFAULT, largest].iter().map(of_size).collect();
@@ -59,19 +60,22 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
             contestants.push(Contestant::new(*name, move || run.seconds(paceline)));
         }
         let contest = Contest::hold(pairs[1], &contestants)?;
-        let title = format!("Blocks and partial modes, {workers} workers, {} MiB", params >> 18);
+        let title =
+            format!("Blocks and partial modes by TCP, {workers} workers, {} MiB", params >> 18);
         report.section(contest.table(&title, &whole));
         let cost = |name: &str| -> Result<_> {
             let whole = contest.turns(&whole).context("one big frame was not measured")?;
             Ok(ratio(whole, contest.turns(name).context("blocks were not measured")?))
         };
         let blocks = cost(&size(DEFAULT))?;
-        let note =
-            format!("a round with blocks of {} over one with {whole}; {blocks}", size(DEFAULT));
+        let note = format!(
+            "a round by TCP with blocks of {} over one with {whole}; {blocks}",
+            size(DEFAULT)
+        );
         report.at_most(&format!("cost_of_blocks_{workers}"), blocks.high, 1.02, note);
         for (name, flags) in &modes {
             let mode = cost(name)?;
-            let note = format!("a round with {flags} over one with all in {whole}; {mode}");
+            let note = format!("a round with {flags} over one by TCP with all in {whole}; {mode}");
             report.at_most(&format!("cost_of_partial_{name}_{workers}"), mode.high, 1.02, note);
         }
     }
