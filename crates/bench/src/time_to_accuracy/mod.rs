@@ -46,8 +46,8 @@ const MNIST: &str = "../shared/datasets/mnist";
 /// several runs. At the highest nearly every seed still learns: at twice of it many do not, which a few
 /// runs may not show, and who is sooner is then decided by luck. The lowest is below what any policy but
 /// `async` chooses.
-const EMBEDDED_64: &str = "--workers 64 --batch 8 --lr 0.02 --tune-seeds 4 --evaluations 4 --epochs 10 \
-                           --target-accuracy 0.8";
+const EMBEDDED_64: &str = "--workers 64 --batch 8 --lr 0.02,0.04,0.03,0.015 --tune-seeds 4 \
+                           --evaluations 4 --epochs 10 --target-accuracy 0.8";
 const EMBEDDED_64_OTHERS: &str = "--workers 64 --batch 8 --lr 0.015 --tune-seeds 2 --evaluations 4 \
                                   --epochs 10 --target-accuracy 0.8";
 const MNIST_64: &str = "--data ../shared/datasets/mnist --workers 64 --batch 8 --lr 0.06 --tune 4 \

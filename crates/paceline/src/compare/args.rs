@@ -61,11 +61,11 @@ pub(crate) struct CompareArgs {
     /// Train for all epochs, so that final accuracies can be compared; else a run ends at the target
     #[arg(long)]
     pub(super) to_the_end: bool,
-    /// Learning rate of a round to which all contribute
-    #[arg(long, default_value_t = 0.02)]
-    pub(super) lr: f32,
-    /// Learning rates that are tried for every policy and scenario, on seeds of their own: lr times 1,
-    /// 2, ½, ¼, …
+    /// Learning rate of a round to which all contribute; or, with commas between, those that are tried
+    /// for every policy and scenario, of which the first also serves a sweep
+    #[arg(long, value_name = "LR", value_delimiter = ',', default_value = "0.02")]
+    pub(super) lr: Vec<f32>,
+    /// How many are tried, on seeds of their own, where one is given: lr times 1, 2, ½, ¼, …
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=7))]
     pub(super) tune: u32,
     /// Seeds that each of them is tried on: with one, a rate may be chosen because it was lucky
@@ -97,13 +97,24 @@ impl CompareArgs {
         self.target_loss.map_or(Target::Accuracy(self.target_accuracy), Target::Loss)
     }
 
+    /// Learning rates that are tried. Upwards of one that is given only once: what is too high is found out
+    /// soon, and may learn with some seeds and not with others.
+    pub(super) fn rates(&self) -> Vec<f32> {
+        match self.lr[..] {
+            [one] => (0..self.tune as i32)
+                .map(|i| one * 2f32.powi(if i == 1 { 1 } else { (1 - i).min(0) }))
+                .collect(),
+            _ => self.lr.clone(),
+        }
+    }
+
     /// What does not go together.
     pub(super) fn check(&self) -> Result<(), String> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
         let rules = [
             ((0.0..=1.0).contains(&self.target_accuracy), "--target-accuracy must be from 0 to 1"),
             (self.target_loss.is_none_or(positive), "--target-loss must be a positive number"),
-            (positive(self.lr.into()), "--lr must be a positive number"),
+            (self.lr.iter().all(|lr| positive((*lr).into())), "--lr must be a positive number"),
             (self.overhead == 0.0 || positive(self.overhead), "--overhead must not be negative"),
             (self.micro_batches <= self.batch, "--micro-batches are at most --batch"),
             (
@@ -143,5 +154,29 @@ fn sweep(text: &str) -> Result<(u32, u32), String> {
             Ok((workers, backups))
         }
         _ => Err(wrong()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: CompareArgs,
+    }
+
+    #[test]
+    fn learning_rates_are_tried_on_both_sides_or_as_given() {
+        let rates = |flags: &str| {
+            let flags = std::iter::once("compare").chain(flags.split_whitespace());
+            Cli::parse_from(flags).args.rates()
+        };
+        assert_eq!(rates("--lr 8 --tune 1"), [8.0]);
+        assert_eq!(rates("--lr 8 --tune 5"), [8.0, 16.0, 4.0, 2.0, 1.0]);
+        assert_eq!(rates("--lr 3,5,1"), [3.0, 5.0, 1.0]);
     }
 }

@@ -93,9 +93,9 @@ impl<'a> Study<'a> {
         scenarios: &[Scenario],
         contenders: &[Contender],
     ) -> Result<Vec<Case>> {
-        let args = self.args;
+        let (args, rates) = (self.args, self.args.rates().len());
         let runs = |contender: &Contender| {
-            let tried = contender.candidates(args.workers).len() + args.tune as usize - 1;
+            let tried = contender.candidates(args.workers).len() + rates - 1;
             let tuning = if tried > 1 { tried * args.tune_seeds as usize } else { 0 };
             tuning + args.seeds as usize
         };
@@ -132,7 +132,8 @@ impl<'a> Study<'a> {
             self.trial(&name, conditions, contender, seed, lr)
         };
         let candidates = contender.candidates(args.workers);
-        let mut chosen = (candidates[0], args.lr);
+        let rates = args.rates();
+        let mut chosen = (candidates[0], rates[0]);
         let mut best: Option<Score> = None;
         let mut swept = Vec::new();
         let mut consider = |contender: Contender, lr: f32| -> Result<Contender> {
@@ -147,13 +148,13 @@ impl<'a> Study<'a> {
             Ok(chosen.0)
         };
         // Where there is no choice, nothing is tried.
-        if candidates.len() + args.tune as usize > 2 {
+        if candidates.len() + rates.len() > 2 {
             let mut fixed = *contender;
             for candidate in candidates {
-                fixed = consider(candidate, args.lr)?;
+                fixed = consider(candidate, rates[0])?;
             }
-            for factor in factors(args.tune) {
-                consider(fixed, args.lr * factor)?;
+            for &rate in &rates[1..] {
+                consider(fixed, rate)?;
             }
         }
         let (chosen, lr) = chosen;
@@ -197,22 +198,5 @@ impl<'a> Study<'a> {
             }
         };
         Ok(outcome)
-    }
-}
-
-/// 2, ½, ¼, …: one fewer than are tried, since 1 is tried anyway. Upwards once: what is too high is found
-/// out soon, and may learn with some seeds and not with others.
-fn factors(tried: u32) -> impl Iterator<Item = f32> {
-    (1..tried).map(|i| 2f32.powi(if i == 1 { 1 } else { 1 - i as i32 }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn learning_rates_are_tried_on_both_sides() {
-        assert_eq!(factors(1).count(), 0);
-        assert_eq!(factors(5).collect::<Vec<_>>(), [2.0, 0.5, 0.25, 0.125]);
     }
 }
