@@ -12,20 +12,22 @@ use crate::{paceline::Paceline, report::Report};
 const HOMES: Study = Study {
     name: "homes",
     flags: "--workers 8 --batch 16 --lr 0.01 --evaluations 1 --epochs 5 --to-the-end \
-            --target-accuracy 0.8 --tune-seeds 2 --homes",
+            --target-accuracy 0.8 --homes",
     policies: "full,static:6/impatient/abort,static:6/abort,static:6/reweigh/abort,auto,auto/reweigh",
     scenarios: &["slow:0:3,slow:1:3"],
     seeds: FEWER,
+    tune_seeds: 2,
 };
 
 /// Samples of which one in twenty is 2.7 times as dear as most.
 const COSTS: Study = Study {
     name: "costs",
     flags: "--workers 8 --batch 16 --lr 0.01 --evaluations 4 --epochs 10 --target-accuracy 0.8 \
-            --tune-seeds 2 --costs lognormal:0.6",
+            --costs lognormal:0.6",
     policies: "full/unbalanced,full,auto/unbalanced,auto",
     scenarios: &["none"],
     seeds: FEWER,
+    tune_seeds: 2,
 };
 
 pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {

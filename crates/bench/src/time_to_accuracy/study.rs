@@ -78,8 +78,8 @@ pub(super) fn compare(paceline: &Paceline, study: &Study) -> Result<Vec<Row>> {
     let folder = study.name.trim_end_matches("-others");
     let out = workspace().join("target/time-to-accuracy").join(folder);
     let mut args = vec!["compare", "--json", "--policies", study.policies];
-    let seeds = study.seeds.to_string();
-    args.extend(["--seeds", &seeds]);
+    let (seeds, tune_seeds) = (study.seeds.to_string(), study.tune_seeds.to_string());
+    args.extend(["--seeds", &seeds, "--tune-seeds", &tune_seeds]);
     args.extend(COMMON.split_whitespace().chain(study.flags.split_whitespace()));
     for scenario in study.scenarios {
         if let Some(path) = scenario.strip_prefix("trace:")
