@@ -39,6 +39,10 @@ id!(
     Version(u64), "v"
 );
 
+/// The most workers that a run takes. A bit set over worker numbers goes to every worker each round, and
+/// each worker has connections to all shards.
+pub const MAX_WORKERS: u32 = 4096;
+
 impl Round {
     /// The version that this round's contributions are computed from.
     pub fn base(self) -> Version {

@@ -39,7 +39,7 @@ pub use coordinator::Coordinator;
 pub use counts::{ShardCounts, ShardWork};
 pub use error::MachineError;
 pub use event::{CutReason, Event, EventKind, LeaveReason, StopReason};
-pub use ids::{Round, ShardId, Version, WorkerId};
+pub use ids::{MAX_WORKERS, Round, ShardId, Version, WorkerId};
 pub use intake::Intake;
 pub use ledger::{Ledger, LedgerError, LedgerReport, LedgerState, SampleCounts, SampleRange, Work};
 pub use liveness::Liveness;

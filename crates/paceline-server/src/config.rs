@@ -6,8 +6,10 @@ use paceline_core::{LedgerState, NoiseScale, RoundConfig, Version};
 use paceline_model::Model;
 use paceline_params::{Checkpoint, FlatVec, LrScaling, TensorSpec, UpdateConfig, WireType};
 use paceline_policy::{Enough, Objective, PolicySpec};
-use paceline_wire::{Transport, message::ShardPace};
+use paceline_wire::{Listener, Transport, message::ShardPace};
 use serde::{Deserialize, Serialize};
+
+use crate::run::ServerError;
 
 /// One run, from its first round to its last.
 #[derive(Debug, Clone)]
@@ -196,18 +198,30 @@ impl Start {
     }
 }
 
-/// Why an address may not be bound.
+/// A server without a token may not listen where other machines reach it.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "refusing to listen on {0} without a token: anybody who can reach it could join the run. Give \
      one with --token-file or PACELINE_TOKEN, or bind 127.0.0.1"
 )]
-pub struct OpenDoor(pub SocketAddr);
+pub struct MissingToken(pub SocketAddr);
 
-/// Loopback is open to this machine; anything else needs a token.
-pub fn check_bind(address: SocketAddr, token: Option<&str>) -> Result<(), OpenDoor> {
+/// Only this machine reaches a loopback address; to listen on any other takes a token. [`crate::serve`]
+/// and [`crate::serve_shard`] check their listeners; call this to find out before.
+pub fn check_bind(address: SocketAddr, token: Option<&str>) -> Result<(), MissingToken> {
     match address.ip().is_loopback() || token.is_some_and(|token| !token.is_empty()) {
         true => Ok(()),
-        false => Err(OpenDoor(address)),
+        false => Err(MissingToken(address)),
+    }
+}
+
+/// [`check_bind`] for a listener, if others than this process can reach it at all.
+pub(crate) fn check_listener(
+    listener: &impl Listener,
+    token: Option<&str>,
+) -> Result<(), ServerError> {
+    match listener.address().map_err(ServerError::Listener)? {
+        Some(address) => Ok(check_bind(address, token)?),
+        None => Ok(()),
     }
 }

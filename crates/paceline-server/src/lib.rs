@@ -17,7 +17,7 @@ mod update;
 mod workers;
 
 pub use config::{
-    CheckpointConfig, Limits, OpenDoor, Placement, SavedState, ServerConfig, Start, check_bind,
+    CheckpointConfig, Limits, MissingToken, Placement, SavedState, ServerConfig, Start, check_bind,
 };
 pub use remote::{ShardConfig, serve_shard};
 pub use run::{Evaluation, Evaluator, Outcome, ServerError, serve};

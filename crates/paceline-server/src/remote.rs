@@ -14,6 +14,7 @@ use tokio::{
 };
 
 use crate::{
+    config::check_listener,
     door::Door,
     input::Ended,
     run::ServerError,
@@ -43,6 +44,7 @@ pub async fn serve_shard<S>(
 where
     S: AsyncRead + AsyncWrite + Send + 'static,
 {
+    check_listener(&listener, config.token.as_deref())?;
     let (read, write) = tokio::io::split(stream);
     let mut reader = FrameReader::new(read, MAX_CONTROL);
     let mut writer = FrameWriter::new(write);

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use paceline_core::{Time, WorkerId};
+use paceline_core::{MAX_WORKERS, Time, WorkerId};
 use paceline_wire::{frame::encode_control, message::ToWorker};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -24,19 +24,29 @@ struct Peer {
 }
 
 /// Everybody who is let in.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Workers {
+    /// A worker may wish for a number below this one.
+    wishable: u32,
     peers: BTreeMap<WorkerId, Peer>,
     /// Those who were shown out, by session, until their connections have ended: why is on its way.
     leaving: BTreeSet<(WorkerId, u64)>,
 }
 
 impl Workers {
-    /// The number a worker gets: the one it wishes for if that is free, else the lowest free one.
+    /// A run that expects this many workers.
+    pub(crate) fn new(expected: usize) -> Self {
+        let wishable = roomy(expected).min(MAX_WORKERS as usize) as u32;
+        Workers { wishable, peers: BTreeMap::new(), leaving: BTreeSet::new() }
+    }
+
+    /// The number of a new worker: the number that it wishes for if that is free and small, else the
+    /// lowest free one. Predictors of run-times hold state for every number up to the largest, so a
+    /// wish alone must not make that large.
     pub(crate) fn number(&self, wish: Option<u32>) -> WorkerId {
         let free = |worker: &WorkerId| !self.peers.contains_key(worker);
         let lowest = || (0..).map(WorkerId).find(free).expect("there are more numbers than peers");
-        wish.map(WorkerId).filter(|w| w.0 < MAX_WORKERS && free(w)).unwrap_or_else(lowest)
+        wish.map(WorkerId).filter(|w| w.0 < self.wishable && free(w)).unwrap_or_else(lowest)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -114,8 +124,10 @@ impl Workers {
     }
 }
 
-/// The most workers a run takes: worker numbers index a bit set that is sent to all.
-pub(crate) const MAX_WORKERS: u32 = 1 << 16;
+/// Room for a few more workers than a run expects: others may join.
+pub(crate) fn roomy(expected: usize) -> usize {
+    expected.saturating_mul(2).saturating_add(8)
+}
 
 #[cfg(test)]
 mod tests {
@@ -123,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_worker_gets_the_number_it_wishes_for_unless_somebody_has_it() {
-        let mut workers = Workers::default();
+        let mut workers = Workers::new(2);
         let outbox = tokio::sync::mpsc::unbounded_channel().0;
         workers.add(WorkerId(1), 7, String::new(), outbox);
         assert_eq!(workers.number(Some(3)), WorkerId(3));
@@ -133,8 +145,17 @@ mod tests {
     }
 
     #[test]
+    fn a_wish_for_a_large_number_gets_the_lowest_free_one() {
+        let workers = Workers::new(3);
+        assert_eq!(workers.number(Some(65_535)), WorkerId(0), "the run expects 3 workers");
+        assert_eq!(workers.number(Some(13)), WorkerId(13), "there is room for late comers");
+        assert_eq!(workers.number(Some(14)), WorkerId(0));
+        assert_eq!(Workers::new(usize::MAX).number(Some(MAX_WORKERS)), WorkerId(0));
+    }
+
+    #[test]
     fn a_flood_of_signs_of_life_gets_an_answer_now_and_then() {
-        let mut workers = Workers::default();
+        let mut workers = Workers::new(2);
         let (outbox, mut frames) = tokio::sync::mpsc::unbounded_channel();
         workers.add(WorkerId(1), 7, String::new(), outbox);
         let least = Duration::from_millis(250);

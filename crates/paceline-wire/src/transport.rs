@@ -5,7 +5,7 @@ use std::{
     fmt,
     future::Future,
     io::{self, Read, Write},
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
     os::fd::AsFd,
     str::FromStr,
 };
@@ -73,12 +73,19 @@ pub trait Listener: Send + 'static {
     /// The streams it accepts.
     type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 
+    /// The address that other processes reach; `None` for a listener inside this process.
+    fn address(&self) -> io::Result<Option<SocketAddr>>;
+
     /// The next stream, and who it is from, for people.
     fn accept(&mut self) -> impl Future<Output = io::Result<(Self::Stream, String)>> + Send;
 }
 
 impl Listener for TcpListener {
     type Stream = tokio::net::TcpStream;
+
+    fn address(&self) -> io::Result<Option<SocketAddr>> {
+        self.local_addr().map(Some)
+    }
 
     async fn accept(&mut self) -> io::Result<(Self::Stream, String)> {
         let (stream, peer) = TcpListener::accept(self).await?;

@@ -3,15 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use paceline_core::{Late, Straggler};
+use paceline_core::{Late, MAX_WORKERS, Straggler};
 use paceline_params::Clip;
 use paceline_policy::{Enough, Objective, PolicySpec};
 use paceline_wire::frame::MAX_BLOCK;
 
 use crate::config::RunConfig;
-
-/// The most workers that a run takes.
-const MAX_WORKERS: u32 = 4096;
 
 /// The most shards: each has a thread, and a connection from every worker.
 const MAX_SHARDS: u32 = 1024;

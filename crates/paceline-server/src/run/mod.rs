@@ -14,8 +14,8 @@ use std::{
 };
 
 use paceline_core::{
-    Coordinator, Event, EventKind, Ledger, LedgerError, Liveness, Round, ShardId, ShardWork,
-    StopReason, Time, Version, Work, WorkerId,
+    Coordinator, Event, EventKind, Ledger, LedgerError, Liveness, MAX_WORKERS, Round, ShardId,
+    ShardWork, StopReason, Time, Version, Work, WorkerId,
 };
 use paceline_params::{Layout, LayoutError, ParamHash};
 use paceline_wire::{
@@ -31,13 +31,13 @@ use tokio::{
 };
 
 use crate::{
-    config::{ServerConfig, Start},
+    config::{MissingToken, ServerConfig, Start, check_listener},
     credits::Credits,
     door::Door,
     input::Input,
     placement::Shards,
     shard::unfolded,
-    workers::{MAX_WORKERS, Workers},
+    workers::{Workers, roomy},
 };
 
 pub use ending::Outcome;
@@ -91,6 +91,12 @@ pub enum ServerError {
         /// Bytes allowed.
         bound: u64,
     },
+    /// Other machines could join without a token.
+    #[error(transparent)]
+    MissingToken(#[from] MissingToken),
+    /// The listener does not tell where it listens.
+    #[error("failed to tell where the server listens: {0}")]
+    Listener(#[source] std::io::Error),
     /// There are more workers than a run takes.
     #[error("{0} workers are more than the {MAX_WORKERS} that a run takes")]
     TooManyWorkers(usize),
@@ -114,6 +120,7 @@ pub async fn serve(
     events: mpsc::Sender<Event>,
     interrupt: impl Future<Output = StopReason>,
 ) -> Result<Outcome, ServerError> {
+    check_listener(&listener, config.token.as_deref())?;
     let (inputs, mut queue) = unbounded_channel();
     let layout = Layout::new(
         start.tensors.clone(),
@@ -174,8 +181,7 @@ fn staging(config: &ServerConfig, layout: &Layout) -> Result<u32, ServerError> {
         let (needed, bound) = (one * u64::from(workers), config.placement.staging_bytes);
         return Err(ServerError::Staging { workers, needed, bound });
     }
-    // Room for a few more than are expected: workers may join.
-    Ok(fit.min(workers.saturating_mul(2).saturating_add(8)))
+    Ok(fit.min(roomy(expected) as u32))
 }
 
 /// What one contribution takes in the staging memory.
@@ -289,7 +295,7 @@ impl Run {
         }
         let mut run = Run {
             core,
-            workers: Workers::default(),
+            workers: Workers::new(config.round.expected),
             // Whoever holds a place finds room on every shard, whatever waits there to be folded.
             credits: Credits::new(
                 staging as usize - unfolded(staging),

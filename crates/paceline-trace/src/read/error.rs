@@ -137,7 +137,7 @@ pub enum Problem {
     Quote,
     /// More than can be held.
     #[error(
-        "too large: {workers} workers × {rounds} rounds, of at most {MAX_WORKERS} workers, \
+        "too large: {workers} workers × {rounds} rounds, of at most {MAX_TRACE_WORKERS} workers, \
          {MAX_ROUNDS} rounds and {MAX_CELLS} cells"
     )]
     TooLarge {
@@ -167,8 +167,8 @@ pub enum Problem {
 pub(super) const MAX_LINE: usize = 64 << 20;
 /// The longest name of a worker, in bytes.
 pub(super) const MAX_NAME: usize = 256;
-/// The most workers.
-pub(super) const MAX_WORKERS: usize = 1 << 20;
+/// The most workers in one trace. It bounds memory; a trace may come from a larger cluster than a run takes.
+pub(super) const MAX_TRACE_WORKERS: usize = 1 << 20;
 /// The most rounds.
 pub(super) const MAX_ROUNDS: usize = 1 << 24;
 

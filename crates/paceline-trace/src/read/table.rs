@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::error::{MAX_ROUNDS, MAX_WORKERS, Place, Problem};
+use super::error::{MAX_ROUNDS, MAX_TRACE_WORKERS, Place, Problem};
 use crate::{Cell, MAX_CELLS, Trace};
 
 /// Collects cells. Whatever comes, it holds no more than [`MAX_CELLS`].
@@ -58,7 +58,7 @@ impl Table {
 
     fn check_size(&self) -> Result<(), Problem> {
         let (workers, rounds) = (self.workers.keys.len(), self.iterations.keys.len());
-        let fits = workers <= MAX_WORKERS
+        let fits = workers <= MAX_TRACE_WORKERS
             && rounds <= MAX_ROUNDS
             && workers * rounds <= MAX_CELLS
             && self.entries.len() < MAX_CELLS;
