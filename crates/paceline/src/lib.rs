@@ -17,7 +17,6 @@ mod launch;
 mod link;
 mod member;
 mod model;
-mod page;
 mod progress;
 mod proxy;
 mod rate;

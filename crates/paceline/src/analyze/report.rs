@@ -1,12 +1,12 @@
 //! An analysis as a page.
 
 use paceline_analysis::{Analysis, Cutoff, Shift};
+use paceline_report::{Axis, LineChart, Page, Picture, Section, Series, Shade, Table, short};
 use paceline_trace::{Cell, Trace};
 
 use super::words::{
     change, counted, headline, names, percent, shift, slow_workers, slowness, span, sure, times,
 };
-use crate::page::{Axis, LineChart, Page, Picture, Section, Series, Shade, Table, short};
 
 /// Rows of a table at most.
 const ROWS: usize = 20;

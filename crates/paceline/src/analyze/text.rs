@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use paceline_analysis::{Analysis, Cutoff};
+use paceline_report::short;
 
 use super::words::{
     change, headline, names, percent, shift, slow_workers, slowness, span, sure, times,
@@ -83,7 +84,7 @@ fn run_times(analysis: &Analysis) -> String {
 fn cutoffs(analysis: &Analysis) -> String {
     let noise = match analysis.noise_scale == analysis.workers as f64 {
         true => "n".to_owned(),
-        false => crate::page::short(analysis.noise_scale),
+        false => short(analysis.noise_scale),
     };
     let rows = chosen(analysis).into_iter().map(|cutoff| {
         let best = cutoff.count == analysis.cost.fixed.count;

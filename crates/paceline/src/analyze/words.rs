@@ -1,8 +1,7 @@
 //! Findings in words, the same for terminal and page.
 
 use paceline_analysis::{Analysis, Change, Ranking, Shift, Slowness};
-
-use crate::page::short;
+use paceline_report::short;
 
 /// A share of one, in per cent.
 pub(super) fn percent(share: f64) -> String {

@@ -1,11 +1,12 @@
 //! The page of a comparison.
 
+use paceline_report::{Axis, LineChart, Page, Section, Series, Table};
+
 use super::{
     study::{Case, Tried},
     summary::Row,
     target::Target,
 };
-use crate::page::{Axis, LineChart, Page, Section, Series, Table};
 
 /// The most policies that a chart shows: it has colours for no more.
 const LINES: usize = 8;

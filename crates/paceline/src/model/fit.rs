@@ -9,11 +9,11 @@ use std::{
 use anyhow::{Result, ensure};
 use clap::Args;
 use paceline_model::{Fit, FitOptions, Manifest, Model, Pass, Source, hash};
+use paceline_report::write_whole;
 use paceline_trace::{Trace, Unit};
 
 use super::sequence;
 use crate::{
-    page::write_whole,
     progress::Progress,
     traces::{self, TraceArgs},
 };

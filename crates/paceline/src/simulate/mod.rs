@@ -13,13 +13,14 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use paceline_report::write_whole;
+use serde::Serialize;
 
 pub(crate) use args::SimulateArgs;
 use report::Report;
-use serde::Serialize;
 use study::{Row, study};
 
-use crate::{model, page::write_whole, progress::Progress, traces::Source};
+use crate::{model, progress::Progress, traces::Source};
 
 /// Shown by `--help`.
 pub(crate) const EXAMPLES: &str = "\

@@ -1,10 +1,11 @@
 //! The page of a study: a table, and the cutoff over time for each policy.
 
+use paceline_report::{Axis, LineChart, Page, Section, Series, Table};
+
 use super::{
     study::Row,
     text::{Range, by_policy},
 };
-use crate::page::{Axis, LineChart, Page, Section, Series, Table};
 
 /// The most points of a line: more are averaged over neighbouring rounds.
 const POINTS: usize = 600;

@@ -13,13 +13,14 @@ use anyhow::Result;
 use paceline_core::Straggler;
 use paceline_model::Model;
 use paceline_policy::{Enough, PolicySpec};
+use paceline_report::short;
 use paceline_sim::{Drawn, Recorded, System, SystemOutcome, SystemSpec, Weak};
 use paceline_trace::Trace;
 use rayon::prelude::*;
 use serde::Serialize;
 
 use super::args::{Contender, Overhead, SimulateArgs};
-use crate::{config::Usage, page::short, traces::Source};
+use crate::{config::Usage, traces::Source};
 
 /// One run: a line of `--json`. Times are of a round, in seconds, along its critical path.
 #[derive(Debug, Clone, Serialize)]

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use paceline_report::short;
+
 use super::study::Row;
 
 /// Mean, worst and best of one figure over seeds.
@@ -45,14 +47,14 @@ pub(super) fn text(rows: &[Row], censored: f64) -> String {
         first.rounds,
         first.straggler,
         match first.overhead > 0.0 {
-            true => format!(", {} s between rounds", crate::page::short(first.overhead)),
+            true => format!(", {} s between rounds", short(first.overhead)),
             false => String::new(),
         }
     );
     let _ = writeln!(
         text,
         "full sync {}/s; best fixed count in hindsight {} ({:.3}×); oracle {:.3}×",
-        crate::page::short(first.full_rate),
+        short(first.full_rate),
         first.best_static_count,
         first.best_static_rate / first.full_rate,
         first.oracle_rate / first.full_rate,

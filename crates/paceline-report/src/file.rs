@@ -3,22 +3,29 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result};
+/// A file that could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to write {}", path.display())]
+pub struct WriteError {
+    path: PathBuf,
+    source: io::Error,
+}
 
 /// Writes a file aside and renames it, so that whoever looks sees the old one or the new one, and an
 /// interrupted program leaves no half. What is no regular file (a pipe, a terminal) is written to.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let failed = || format!("failed to write {}", path.display());
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
+    let failed = |source| WriteError { path: path.to_owned(), source };
     if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
-        return fs::write(path, bytes).with_context(failed);
+        return fs::write(path, bytes).map_err(failed);
     }
-    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let name = path.file_name().with_context(failed)?.to_string_lossy();
-    let draft = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
-    write_aside(&draft, path, bytes).with_context(failed).inspect_err(|_| {
+    let target = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let name = target.file_name().ok_or_else(|| failed(io::ErrorKind::IsADirectory.into()))?;
+    let name = name.to_string_lossy();
+    let draft = target.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
+    write_aside(&draft, target, bytes).map_err(failed).inspect_err(|_| {
         let _ = fs::remove_file(&draft);
     })
 }

@@ -13,9 +13,9 @@ mod scale;
 mod sheet;
 mod table;
 
-pub(crate) use chart::{Axis, LineChart, Series};
-pub(crate) use file::write_whole;
-pub(crate) use number::short;
-pub(crate) use picture::{Picture, Shade};
-pub(crate) use sheet::{Page, Section};
-pub(crate) use table::Table;
+pub use chart::{Axis, LineChart, Series};
+pub use file::{WriteError, write_whole};
+pub use number::short;
+pub use picture::{Picture, Shade};
+pub use sheet::{Page, Section};
+pub use table::Table;

@@ -1,7 +1,7 @@
 //! Numbers as people read them.
 
 /// Three significant digits, whole numbers whole, thousands apart: `1e-4`, `0.00123`, `12 300`.
-pub(crate) fn short(x: f64) -> String {
+pub fn short(x: f64) -> String {
     if x == 0.0 || !x.is_finite() {
         return if x == 0.0 { "0".to_owned() } else { "–".to_owned() };
     }

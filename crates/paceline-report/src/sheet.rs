@@ -2,32 +2,34 @@
 
 use std::{fmt::Write, path::Path};
 
-use anyhow::Result;
-
-use super::{LineChart, Picture, Table, file::write_whole, html::Escaped};
+use crate::{
+    LineChart, Picture, Table,
+    file::{WriteError, write_whole},
+    html::Escaped,
+};
 
 /// A page under construction: sections one after the other.
 ///
 /// ```text
 /// Page::new("Run 7").section(Section::new("Rate").text("…").chart(&chart)).write(path)
 /// ```
-pub(crate) struct Page {
+pub struct Page {
     title: String,
     sections: String,
 }
 
 impl Page {
-    pub(crate) fn new(title: impl Into<String>) -> Page {
+    pub fn new(title: impl Into<String>) -> Page {
         Page { title: title.into(), sections: String::new() }
     }
 
-    pub(crate) fn section(mut self, section: Section) -> Page {
+    pub fn section(mut self, section: Section) -> Page {
         self.sections += &section.html();
         self
     }
 
     /// The whole page.
-    pub(crate) fn html(&self) -> String {
+    pub fn html(&self) -> String {
         format!(
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta \
              name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<meta \
@@ -40,21 +42,21 @@ impl Page {
     }
 
     /// Writes the page into a file, whole or not at all.
-    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+    pub fn write(&self, path: &Path) -> Result<(), WriteError> {
         write_whole(path, self.html().as_bytes())
     }
 }
 
 /// A heading and what is under it, in the order it was added. Charts that follow each other stand
 /// side by side where there is room.
-pub(crate) struct Section {
+pub struct Section {
     html: String,
     in_figures: bool,
 }
 
 impl Section {
     /// With no heading where the title is empty.
-    pub(crate) fn new(title: &str) -> Section {
+    pub fn new(title: &str) -> Section {
         let mut html = "<section>\n".to_owned();
         if !title.is_empty() {
             let _ = writeln!(html, "<h2>{}</h2>", Escaped(title));
@@ -63,29 +65,29 @@ impl Section {
     }
 
     /// A paragraph.
-    pub(crate) fn text(self, text: &str) -> Section {
+    pub fn text(self, text: &str) -> Section {
         self.block(&format!("<p>{}</p>\n", Escaped(text)))
     }
 
     /// A paragraph that says what matters, set larger.
-    pub(crate) fn lead(self, text: &str) -> Section {
+    pub fn lead(self, text: &str) -> Section {
         self.block(&format!("<p class=\"lead\">{}</p>\n", Escaped(text)))
     }
 
     /// A remark in small type.
-    pub(crate) fn note(self, text: &str) -> Section {
+    pub fn note(self, text: &str) -> Section {
         self.block(&format!("<p class=\"note\">{}</p>\n", Escaped(text)))
     }
 
-    pub(crate) fn table(self, table: &Table) -> Section {
+    pub fn table(self, table: &Table) -> Section {
         self.block(&table.html())
     }
 
-    pub(crate) fn chart(self, chart: &LineChart) -> Section {
+    pub fn chart(self, chart: &LineChart) -> Section {
         self.figure(&chart.html())
     }
 
-    pub(crate) fn picture(self, picture: &Picture) -> Section {
+    pub fn picture(self, picture: &Picture) -> Section {
         self.figure(&picture.html())
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Text in which nothing is taken for a tag, and a number stays with its per cent sign.
-pub(super) struct Escaped<'a>(pub(super) &'a str);
+pub(crate) struct Escaped<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{
+use crate::{
     html::Escaped,
     number::short,
     paint::{self, NOTHING},
@@ -14,7 +14,7 @@ const MOST: usize = 2000;
 
 /// What a cell shows.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Shade {
+pub enum Shade {
     /// Nothing.
     Nothing,
     /// This value.
@@ -24,15 +24,15 @@ pub(crate) enum Shade {
 }
 
 /// A picture of positive values on a logarithmic scale of colours.
-pub(crate) struct Picture {
+pub struct Picture {
     /// Above the picture.
-    pub(crate) title: String,
+    pub title: String,
     /// What columns are.
-    pub(crate) x: String,
+    pub x: String,
     /// What rows are.
-    pub(crate) y: String,
+    pub y: String,
     /// What colours are.
-    pub(crate) values: String,
+    pub values: String,
     pixels: Pixels,
 }
 
@@ -53,7 +53,7 @@ const BOTTOM: f64 = 46.0;
 
 impl Picture {
     /// A picture of `rows` × `columns` cells; `cell(row, column)` says what is in each.
-    pub(crate) fn new(
+    pub fn new(
         title: impl Into<String>,
         (rows, columns): (usize, usize),
         cell: impl Fn(usize, usize) -> Shade,
@@ -73,7 +73,7 @@ impl Picture {
     }
 
     /// The picture as a figure over the whole width.
-    pub(super) fn html(&self) -> String {
+    pub(crate) fn html(&self) -> String {
         let Pixels { rows, columns, per_pixel, width, shades } = &self.pixels;
         let span = self.pixels.span();
         let colours: Vec<u8> = shades.iter().map(|shade| shade.colour(&span)).collect();

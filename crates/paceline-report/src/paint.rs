@@ -3,10 +3,10 @@
 use base64::{Engine, engine::general_purpose::STANDARD};
 
 /// Steps from the lowest to the highest value.
-pub(super) const STEPS: u8 = 60;
+pub(crate) const STEPS: u8 = 60;
 
 /// The colour of nothing.
-pub(super) const NOTHING: u8 = 0;
+pub(crate) const NOTHING: u8 = 0;
 
 /// Dark blue through green to yellow: even in lightness, and told apart by the colour-blind
 /// (viridis).
@@ -26,19 +26,19 @@ const VALUES: [[u8; 3]; 9] = [
 const BOUNDS: [[u8; 3]; 3] = [[90, 10, 40], [190, 40, 80], [255, 160, 150]];
 
 /// The colour of a value at 0 (lowest) to 1 (highest).
-pub(super) fn colour(at: f64, bound: bool) -> u8 {
+pub(crate) fn colour(at: f64, bound: bool) -> u8 {
     let step = (at.clamp(0.0, 1.0) * f64::from(STEPS - 1)).round() as u8;
     1 + step + if bound { STEPS } else { 0 }
 }
 
 /// A colour as CSS has it.
-pub(super) fn css(at: f64) -> String {
+pub(crate) fn css(at: f64) -> String {
     let [r, g, b] = blend(&VALUES, at);
     format!("rgb({r},{g},{b})")
 }
 
 /// A picture of palette colours, row by row, as the address of an image.
-pub(super) fn data_uri(width: usize, height: usize, pixels: &[u8]) -> String {
+pub(crate) fn data_uri(width: usize, height: usize, pixels: &[u8]) -> String {
     let png = png(width, height, pixels).expect("memory takes every byte");
     format!("data:image/png;base64,{}", STANDARD.encode(png))
 }

@@ -12,7 +12,7 @@ pub(crate) enum Scale {
 
 /// An axis over what it shows.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Span {
+pub(crate) struct Span {
     scale: Scale,
     low: f64,
     high: f64,
@@ -20,7 +20,7 @@ pub(super) struct Span {
 
 impl Span {
     /// Over these values, with room; a linear axis whose values come near zero begins at zero.
-    pub(super) fn over(scale: Scale, values: impl Iterator<Item = f64>) -> Span {
+    pub(crate) fn over(scale: Scale, values: impl Iterator<Item = f64>) -> Span {
         let shown = values.filter(|x| x.is_finite() && (scale == Scale::Linear || *x > 0.0));
         let (low, high) =
             shown.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), x| (l.min(x), h.max(x)));
@@ -40,17 +40,17 @@ impl Span {
     }
 
     /// From end to end, without room.
-    pub(super) fn exactly(scale: Scale, low: f64, high: f64) -> Span {
+    pub(crate) fn exactly(scale: Scale, low: f64, high: f64) -> Span {
         Span { scale, low, high }
     }
 
     /// The low end and the high one.
-    pub(super) fn ends(&self) -> (f64, f64) {
+    pub(crate) fn ends(&self) -> (f64, f64) {
         (self.low, self.high)
     }
 
     /// 0 at the low end, 1 at the high one; `None` where the axis has no place for it.
-    pub(super) fn place(&self, x: f64) -> Option<f64> {
+    pub(crate) fn place(&self, x: f64) -> Option<f64> {
         let at = match self.scale {
             Scale::Linear => (x - self.low) / (self.high - self.low),
             Scale::Log => (x / self.low).ln() / (self.high / self.low).ln(),
@@ -59,7 +59,7 @@ impl Span {
     }
 
     /// Round values inside, about `wanted` of them.
-    pub(super) fn ticks(&self, wanted: usize) -> Vec<f64> {
+    pub(crate) fn ticks(&self, wanted: usize) -> Vec<f64> {
         match self.scale {
             Scale::Log if self.high / self.low >= 3.0 => self.log_ticks(wanted),
             _ => self.linear_ticks(wanted),

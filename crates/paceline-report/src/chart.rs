@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{
+use crate::{
     html::Escaped,
     number::short,
     scale::{Scale, Span},
@@ -10,39 +10,39 @@ use super::{
 
 /// Lines over a common axis.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct LineChart {
+pub struct LineChart {
     /// Above the chart; says what is to be seen.
-    pub(crate) title: String,
+    pub title: String,
     /// Across.
-    pub(crate) x: Axis,
+    pub x: Axis,
     /// Upwards.
-    pub(crate) y: Axis,
+    pub y: Axis,
     /// At most [`COLOURS`] have colours of their own.
-    pub(crate) series: Vec<Series>,
+    pub series: Vec<Series>,
     /// Vertical lines with a word, such as a cutoff or a change.
-    pub(crate) marks: Vec<(f64, String)>,
+    pub marks: Vec<(f64, String)>,
 }
 
 /// What an axis shows.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Axis {
+pub struct Axis {
     label: String,
     scale: Scale,
 }
 
 impl Axis {
-    pub(crate) fn linear(label: impl Into<String>) -> Axis {
+    pub fn linear(label: impl Into<String>) -> Axis {
         Axis { label: label.into(), scale: Scale::Linear }
     }
 
-    pub(crate) fn log(label: impl Into<String>) -> Axis {
+    pub fn log(label: impl Into<String>) -> Axis {
         Axis { label: label.into(), scale: Scale::Log }
     }
 }
 
 /// One line, band or level.
 #[derive(Debug, Clone)]
-pub(crate) struct Series {
+pub struct Series {
     name: String,
     kind: Kind,
 }
@@ -55,22 +55,22 @@ enum Kind {
 }
 
 impl Series {
-    pub(crate) fn line(name: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
+    pub fn line(name: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
         Series { name: name.into(), kind: Kind::Line { points, dashed: false } }
     }
 
     /// A line for comparison.
-    pub(crate) fn dashed(name: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
+    pub fn dashed(name: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
         Series { name: name.into(), kind: Kind::Line { points, dashed: true } }
     }
 
     /// What lies between: (x, low, high).
-    pub(crate) fn band(name: impl Into<String>, points: Vec<(f64, f64, f64)>) -> Series {
+    pub fn band(name: impl Into<String>, points: Vec<(f64, f64, f64)>) -> Series {
         Series { name: name.into(), kind: Kind::Band(points) }
     }
 
     /// The same height everywhere.
-    pub(crate) fn level(name: impl Into<String>, height: f64) -> Series {
+    pub fn level(name: impl Into<String>, height: f64) -> Series {
         Series { name: name.into(), kind: Kind::Level(height) }
     }
 
@@ -98,7 +98,7 @@ const POINTS: usize = 600;
 const TIPS: usize = 60;
 
 /// Colours in the style sheet.
-pub(crate) const COLOURS: usize = 8;
+pub const COLOURS: usize = 8;
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 320.0;
@@ -109,7 +109,7 @@ const BOTTOM: f64 = 46.0;
 
 impl LineChart {
     /// The chart as a figure.
-    pub(super) fn html(&self) -> String {
+    pub(crate) fn html(&self) -> String {
         let (x, y) = (self.span(&self.x, Series::xs), self.span(&self.y, Series::ys));
         let plot = Plot { x, y };
         let mut html = format!("<figure>\n<figcaption>{}</figcaption>\n", Escaped(&self.title));

@@ -2,32 +2,32 @@
 
 use std::fmt::Write;
 
-use super::html::Escaped;
+use crate::html::Escaped;
 
 /// Rows under a head. The first column is text, the others are numbers, set to the right.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Table {
+pub struct Table {
     head: Vec<String>,
     rows: Vec<Vec<String>>,
     wide_last: bool,
 }
 
 impl Table {
-    pub(crate) fn new<S: Into<String>>(head: impl IntoIterator<Item = S>) -> Table {
+    pub fn new<S: Into<String>>(head: impl IntoIterator<Item = S>) -> Table {
         Table { head: head.into_iter().map(Into::into).collect(), ..Table::default() }
     }
 
     /// The last column is text too.
-    pub(crate) fn ending_in_text(mut self) -> Table {
+    pub fn ending_in_text(mut self) -> Table {
         self.wide_last = true;
         self
     }
 
-    pub(crate) fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
+    pub fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
         self.rows.push(cells.into_iter().map(Into::into).collect());
     }
 
-    pub(super) fn html(&self) -> String {
+    pub(crate) fn html(&self) -> String {
         let class = if self.wide_last { " class=\"text-last\"" } else { "" };
         let mut html = format!("<div class=\"scroll\"><table{class}>");
         if self.head.iter().any(|cell| !cell.is_empty()) {
