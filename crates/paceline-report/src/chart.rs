@@ -5,25 +5,25 @@ use std::fmt::Write;
 use crate::{
     html::Escaped,
     number::short,
-    scale::{Scale, Span},
+    scale::{AxisRange, Scale},
 };
 
-/// Lines over a common axis.
+/// A line chart with common axes.
 #[derive(Debug, Clone, Default)]
 pub struct LineChart {
-    /// Above the chart; says what is to be seen.
+    /// The caption above the chart.
     pub title: String,
-    /// Across.
+    /// The horizontal axis.
     pub x: Axis,
-    /// Upwards.
+    /// The vertical axis.
     pub y: Axis,
-    /// At most [`COLOURS`] have colours of their own.
+    /// The series. From the ninth on, colours repeat.
     pub series: Vec<Series>,
-    /// Vertical lines with a word, such as a cutoff or a change.
+    /// Vertical lines, each at an x value with a label, such as a cutoff or a change.
     pub marks: Vec<(f64, String)>,
 }
 
-/// What an axis shows.
+/// An axis with its label.
 #[derive(Debug, Clone, Default)]
 pub struct Axis {
     label: String,
@@ -31,16 +31,18 @@ pub struct Axis {
 }
 
 impl Axis {
+    /// A linear axis.
     pub fn linear(label: impl Into<String>) -> Axis {
         Axis { label: label.into(), scale: Scale::Linear }
     }
 
+    /// A logarithmic axis.
     pub fn log(label: impl Into<String>) -> Axis {
         Axis { label: label.into(), scale: Scale::Log }
     }
 }
 
-/// One line, band or level.
+/// A line, a band or a horizontal level.
 #[derive(Debug, Clone)]
 pub struct Series {
     name: String,
@@ -55,21 +57,22 @@ enum Kind {
 }
 
 impl Series {
+    /// A solid line through the points (x, y).
     pub fn line(name: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
         Series { name: name.into(), kind: Kind::Line { points, dashed: false } }
     }
 
-    /// A line for comparison.
+    /// A dashed line, for comparison.
     pub fn dashed(name: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
         Series { name: name.into(), kind: Kind::Line { points, dashed: true } }
     }
 
-    /// What lies between: (x, low, high).
+    /// A band of points (x, low, high).
     pub fn band(name: impl Into<String>, points: Vec<(f64, f64, f64)>) -> Series {
         Series { name: name.into(), kind: Kind::Band(points) }
     }
 
-    /// The same height everywhere.
+    /// A horizontal dashed line.
     pub fn level(name: impl Into<String>, height: f64) -> Series {
         Series { name: name.into(), kind: Kind::Level(height) }
     }
@@ -91,14 +94,15 @@ impl Series {
     }
 }
 
-/// Points of a line that are drawn; of more, each stretch's lowest and highest.
-const POINTS: usize = 600;
+/// The most points that are drawn of a line. Of a longer line, each stretch's lowest and highest point
+/// are drawn.
+const MAX_POINTS: usize = 600;
 
-/// Points of a line that say their values under the mouse.
-const TIPS: usize = 60;
+/// The most points of a line that have a tooltip.
+const MAX_TIPS: usize = 60;
 
 /// Colours in the style sheet.
-pub const COLOURS: usize = 8;
+const COLOURS: usize = 8;
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 320.0;
@@ -108,9 +112,9 @@ const TOP: f64 = 18.0;
 const BOTTOM: f64 = 46.0;
 
 impl LineChart {
-    /// The chart as a figure.
+    /// The chart as an HTML figure.
     pub(crate) fn html(&self) -> String {
-        let (x, y) = (self.span(&self.x, Series::xs), self.span(&self.y, Series::ys));
+        let (x, y) = (self.range(&self.x, Series::xs), self.range(&self.y, Series::ys));
         let plot = Plot { x, y };
         let mut html = format!("<figure>\n<figcaption>{}</figcaption>\n", Escaped(&self.title));
         html += &self.legend();
@@ -127,8 +131,8 @@ impl LineChart {
         html + "</svg>\n</figure>\n"
     }
 
-    fn span(&self, axis: &Axis, values: fn(&Series) -> Vec<f64>) -> Span {
-        Span::over(axis.scale, self.series.iter().flat_map(values))
+    fn range(&self, axis: &Axis, values: fn(&Series) -> Vec<f64>) -> AxisRange {
+        AxisRange::covering(axis.scale, self.series.iter().flat_map(values))
     }
 
     fn legend(&self) -> String {
@@ -150,19 +154,19 @@ impl LineChart {
     }
 }
 
-/// The area that is drawn in.
+/// The plot area.
 struct Plot {
-    x: Span,
-    y: Span,
+    x: AxisRange,
+    y: AxisRange,
 }
 
 impl Plot {
     fn across(&self, x: f64) -> Option<f64> {
-        Some(LEFT + self.x.place(x)? * (WIDTH - LEFT - RIGHT))
+        Some(LEFT + self.x.position(x)? * (WIDTH - LEFT - RIGHT))
     }
 
     fn up(&self, y: f64) -> Option<f64> {
-        Some(HEIGHT - BOTTOM - self.y.place(y)?.clamp(-0.02, 1.02) * (HEIGHT - TOP - BOTTOM))
+        Some(HEIGHT - BOTTOM - self.y.position(y)?.clamp(-0.02, 1.02) * (HEIGHT - TOP - BOTTOM))
     }
 
     fn at(&self, (x, y): (f64, f64)) -> Option<(f64, f64)> {
@@ -235,7 +239,7 @@ impl Plot {
 
     fn tips(&self, name: &str, points: &[(f64, f64)], colour: usize) -> String {
         let mut svg = String::new();
-        for &(x, y) in points.iter().step_by(points.len().div_ceil(TIPS).max(1)) {
+        for &(x, y) in points.iter().step_by(points.len().div_ceil(MAX_TIPS).max(1)) {
             let Some((across, up)) = self.at((x, y)) else { continue };
             let _ = writeln!(
                 svg,
@@ -249,7 +253,7 @@ impl Plot {
         svg
     }
 
-    /// Vertical lines, each with its word where that does not run into another.
+    /// Vertical lines. A label that would overlap an earlier one is shown as a tooltip only.
     fn marks(&self, marks: &[(f64, String)]) -> String {
         const LETTER: f64 = 6.8;
         let mut taken: Vec<(f64, f64)> = Vec::new();
@@ -285,13 +289,13 @@ fn path(points: impl Iterator<Item = (f64, f64)>) -> String {
     path
 }
 
-/// No more points than can be seen, the extremes among them.
+/// At most about [`MAX_POINTS`] points, with the extremes of every stretch.
 fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
-    if points.len() <= POINTS {
+    if points.len() <= MAX_POINTS {
         return points.to_vec();
     }
-    let mut kept = Vec::with_capacity(POINTS);
-    for stretch in points.chunks(points.len().div_ceil(POINTS / 2)) {
+    let mut kept = Vec::with_capacity(MAX_POINTS);
+    for stretch in points.chunks(points.len().div_ceil(MAX_POINTS / 2)) {
         let by_height = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
         let (low, high) = (stretch.iter().min_by(by_height), stretch.iter().max_by(by_height));
         let mut both: Vec<(f64, f64)> = low.into_iter().chain(high).copied().collect();
@@ -307,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chart_has_axes_a_legend_and_values_under_the_mouse() {
+    fn a_chart_has_axes_a_legend_and_tooltips() {
         let chart = LineChart {
             title: "Rate <against> cutoff".into(),
             x: Axis::linear("cutoff"),
@@ -334,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chart_of_nothing_is_empty_and_not_broken() {
+    fn a_chart_without_points_is_empty_and_not_broken() {
         for y in [Axis::linear("y"), Axis::log("y")] {
             let series = vec![Series::line("none", vec![]), Series::line("zero", vec![(1.0, 0.0)])];
             let html = LineChart { y, series, ..LineChart::default() }.html();
@@ -347,7 +351,7 @@ mod tests {
         let mut points: Vec<(f64, f64)> = (0..10_000).map(|i| (f64::from(i), 1.0)).collect();
         points[7777].1 = 45.0;
         let kept = thinned(&points);
-        assert!(kept.len() <= POINTS + 2 && kept.contains(&(7777.0, 45.0)));
+        assert!(kept.len() <= MAX_POINTS + 2 && kept.contains(&(7777.0, 45.0)));
         assert!(kept.is_sorted_by(|a, b| a.0 <= b.0));
     }
 }

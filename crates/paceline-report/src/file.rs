@@ -1,4 +1,4 @@
-//! Files that are whole or not there.
+//! Files that are replaced as a whole.
 
 use std::{
     fs::{self, File},
@@ -14,8 +14,9 @@ pub struct WriteError {
     source: io::Error,
 }
 
-/// Writes a file aside and renames it, so that whoever looks sees the old one or the new one, and an
-/// interrupted program leaves no half. What is no regular file (a pipe, a terminal) is written to.
+/// Replaces a file: writes a temporary file beside it, then renames it. A reader sees the old content
+/// or the new one, and an interrupted program leaves no partial file. A pipe or a terminal is written
+/// to directly.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     let failed = |source| WriteError { path: path.to_owned(), source };
     if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
@@ -24,17 +25,17 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     let target = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let name = target.file_name().ok_or_else(|| failed(io::ErrorKind::IsADirectory.into()))?;
     let name = name.to_string_lossy();
-    let draft = target.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
-    write_aside(&draft, target, bytes).map_err(failed).inspect_err(|_| {
-        let _ = fs::remove_file(&draft);
+    let temporary = target.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
+    replace(&temporary, target, bytes).map_err(failed).inspect_err(|_| {
+        let _ = fs::remove_file(&temporary);
     })
 }
 
-fn write_aside(draft: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = File::create(draft)?;
+fn replace(temporary: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create(temporary)?;
     file.write_all(bytes)?;
     file.sync_all()?;
-    fs::rename(draft, path)
+    fs::rename(temporary, path)
 }
 
 #[cfg(test)]
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_whole_and_nothing_is_left_beside_it() {
+    fn a_file_is_replaced_as_a_whole_and_no_other_file_remains() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.html");
         write_whole(&path, b"old").unwrap();

@@ -1,8 +1,8 @@
-//! Text that is safe inside a page.
+//! Escapes text for HTML.
 
 use std::fmt;
 
-/// Text in which nothing is taken for a tag, and a number stays with its per cent sign.
+/// Text with HTML's special characters escaped, and a no-break space before every per cent sign.
 pub(crate) struct Escaped<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Escaped<'_> {

@@ -1,21 +1,21 @@
-//! Pages that need nothing but a browser: text, tables and charts in one file.
+//! Reports as self-contained HTML pages: text, tables, charts and heat maps in one file.
 //!
-//! Nothing is fetched: charts are inline SVG, pictures are embedded PNG, the style is in the page and
-//! follows the reader's light or dark theme.
+//! A page fetches nothing. Charts are inline SVG, heat maps are embedded PNG images, and the style
+//! sheet is part of the page and follows the reader's light or dark theme.
 
 mod chart;
 mod file;
+mod heatmap;
 mod html;
 mod number;
-mod paint;
-mod picture;
+mod page;
+mod palette;
 mod scale;
-mod sheet;
 mod table;
 
 pub use chart::{Axis, LineChart, Series};
 pub use file::{WriteError, write_whole};
+pub use heatmap::{Heatmap, HeatmapCell};
 pub use number::short;
-pub use picture::{Picture, Shade};
-pub use sheet::{Page, Section};
+pub use page::{Page, Section};
 pub use table::Table;

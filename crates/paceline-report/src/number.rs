@@ -1,6 +1,7 @@
-//! Numbers as people read them.
+//! Formats numbers for people.
 
-/// Three significant digits, whole numbers whole, thousands apart: `1e-4`, `0.00123`, `12 300`.
+/// A number with three significant digits; whole numbers in full, with thousands separated: `1e-4`,
+/// `0.00123`, `12 300`. A dash where the number is not finite.
 pub fn short(x: f64) -> String {
     if x == 0.0 || !x.is_finite() {
         return if x == 0.0 { "0".to_owned() } else { "–".to_owned() };
@@ -37,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_as_short_as_they_may() {
+    fn numbers_have_three_digits_and_no_trailing_zeros() {
         for (x, expected) in [
             (0.0, "0"),
             (1.0, "1"),

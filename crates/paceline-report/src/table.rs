@@ -1,10 +1,10 @@
-//! Tables.
+//! HTML tables.
 
 use std::fmt::Write;
 
 use crate::html::Escaped;
 
-/// Rows under a head. The first column is text, the others are numbers, set to the right.
+/// A table with a header row. The first column is text; the others are numbers, aligned right.
 #[derive(Debug, Clone, Default)]
 pub struct Table {
     head: Vec<String>,
@@ -13,16 +13,18 @@ pub struct Table {
 }
 
 impl Table {
+    /// A table without rows. If all header cells are empty, the header row is left out.
     pub fn new<S: Into<String>>(head: impl IntoIterator<Item = S>) -> Table {
         Table { head: head.into_iter().map(Into::into).collect(), ..Table::default() }
     }
 
-    /// The last column is text too.
+    /// Makes the last column text as well.
     pub fn ending_in_text(mut self) -> Table {
         self.wide_last = true;
         self
     }
 
+    /// Adds a row.
     pub fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
         self.rows.push(cells.into_iter().map(Into::into).collect());
     }

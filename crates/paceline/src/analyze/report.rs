@@ -1,7 +1,7 @@
 //! An analysis as a page.
 
 use paceline_analysis::{Analysis, Cutoff, Shift};
-use paceline_report::{Axis, LineChart, Page, Picture, Section, Series, Shade, Table, short};
+use paceline_report::{Axis, Heatmap, HeatmapCell, LineChart, Page, Section, Series, Table, short};
 use paceline_trace::{Cell, Trace};
 
 use super::words::{
@@ -31,7 +31,7 @@ impl Report {
         self.sections.extend([
             Section::new("").lead(&cost).lead(&fixed).lead(&most).table(&facts(analysis)),
             Section::new("Run-times")
-                .picture(&picture(trace))
+                .heatmap(&heatmap(trace))
                 .chart(&over_time(trace, analysis))
                 .chart(&tail(analysis)),
             charts(analysis),
@@ -108,21 +108,21 @@ fn facts(analysis: &Analysis) -> Table {
     table
 }
 
-fn picture(trace: &Trace) -> Picture {
+fn heatmap(trace: &Trace) -> Heatmap {
     let scale = 1.0 / trace.median().max(f64::MIN_POSITIVE);
     let size = (trace.workers().len(), trace.rounds());
-    let mut picture =
-        Picture::new("Every worker in every round", size, |worker, round| {
+    let mut heatmap =
+        Heatmap::new("Every worker in every round", size, |worker, round| {
             match trace.cell(round, worker) {
-                Cell::Absent => Shade::Nothing,
-                Cell::Observed(x) => Shade::Value(x * scale),
-                Cell::Censored(x) => Shade::Bound(x * scale),
+                Cell::Absent => HeatmapCell::Absent,
+                Cell::Observed(x) => HeatmapCell::Value(x * scale),
+                Cell::Censored(x) => HeatmapCell::LowerBound(x * scale),
             }
         });
-    picture.x = "round".into();
-    picture.y = "worker".into();
-    picture.values = "run-time over the median".into();
-    picture
+    heatmap.x = "round".into();
+    heatmap.y = "worker".into();
+    heatmap.values = "run-time over the median".into();
+    heatmap
 }
 
 fn over_time(trace: &Trace, analysis: &Analysis) -> LineChart {

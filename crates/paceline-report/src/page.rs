@@ -1,14 +1,14 @@
-//! The page itself.
+//! A page and its sections.
 
 use std::{fmt::Write, path::Path};
 
 use crate::{
-    LineChart, Picture, Table,
+    Heatmap, LineChart, Table,
     file::{WriteError, write_whole},
     html::Escaped,
 };
 
-/// A page under construction: sections one after the other.
+/// A page of sections, in the order in which they are added.
 ///
 /// ```text
 /// Page::new("Run 7").section(Section::new("Rate").text("…").chart(&chart)).write(path)
@@ -19,16 +19,18 @@ pub struct Page {
 }
 
 impl Page {
+    /// A page without sections.
     pub fn new(title: impl Into<String>) -> Page {
         Page { title: title.into(), sections: String::new() }
     }
 
+    /// Adds a section.
     pub fn section(mut self, section: Section) -> Page {
         self.sections += &section.html();
         self
     }
 
-    /// The whole page.
+    /// The page as HTML.
     pub fn html(&self) -> String {
         format!(
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta \
@@ -41,13 +43,13 @@ impl Page {
         )
     }
 
-    /// Writes the page into a file, whole or not at all.
+    /// Writes the page to a file, as [`write_whole`] does.
     pub fn write(&self, path: &Path) -> Result<(), WriteError> {
         write_whole(path, self.html().as_bytes())
     }
 }
 
-/// A heading and what is under it, in the order it was added. Charts that follow each other stand
+/// A heading and the blocks below it, in the order in which they are added. Consecutive charts stand
 /// side by side where there is room.
 pub struct Section {
     html: String,
@@ -55,7 +57,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// With no heading where the title is empty.
+    /// A section without blocks. An empty title gives no heading.
     pub fn new(title: &str) -> Section {
         let mut html = "<section>\n".to_owned();
         if !title.is_empty() {
@@ -64,31 +66,34 @@ impl Section {
         Section { html, in_figures: false }
     }
 
-    /// A paragraph.
+    /// Adds a paragraph.
     pub fn text(self, text: &str) -> Section {
         self.block(&format!("<p>{}</p>\n", Escaped(text)))
     }
 
-    /// A paragraph that says what matters, set larger.
+    /// Adds a paragraph in larger type, for the main finding.
     pub fn lead(self, text: &str) -> Section {
         self.block(&format!("<p class=\"lead\">{}</p>\n", Escaped(text)))
     }
 
-    /// A remark in small type.
+    /// Adds a remark in small type.
     pub fn note(self, text: &str) -> Section {
         self.block(&format!("<p class=\"note\">{}</p>\n", Escaped(text)))
     }
 
+    /// Adds a table.
     pub fn table(self, table: &Table) -> Section {
         self.block(&table.html())
     }
 
+    /// Adds a line chart.
     pub fn chart(self, chart: &LineChart) -> Section {
         self.figure(&chart.html())
     }
 
-    pub fn picture(self, picture: &Picture) -> Section {
-        self.figure(&picture.html())
+    /// Adds a heat map.
+    pub fn heatmap(self, heatmap: &Heatmap) -> Section {
+        self.figure(&heatmap.html())
     }
 
     fn block(mut self, html: &str) -> Section {
@@ -124,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_is_whole_and_fetches_nothing() {
+    fn a_page_is_complete_and_fetches_nothing() {
         let mut table = Table::new(["worker", "slower"]);
         table.row(["<w1>", "2.0×"]);
         let section = Section::new("Rate & time")

@@ -1,15 +1,15 @@
-//! Colours of pictures, and pictures as PNG.
+//! The colours of heat maps, and PNG encoding.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 
-/// Steps from the lowest to the highest value.
+/// Colours between the lowest and the highest value.
 pub(crate) const STEPS: u8 = 60;
 
-/// The colour of nothing.
-pub(crate) const NOTHING: u8 = 0;
+/// The palette index of an absent value.
+pub(crate) const ABSENT: u8 = 0;
 
-/// Dark blue through green to yellow: even in lightness, and told apart by the colour-blind
-/// (viridis).
+/// The viridis colour map: its lightness rises evenly, and colour-blind readers can tell its colours
+/// apart.
 const VALUES: [[u8; 3]; 9] = [
     [68, 1, 84],
     [71, 44, 122],
@@ -22,24 +22,24 @@ const VALUES: [[u8; 3]; 9] = [
     [253, 231, 37],
 ];
 
-/// Dark to light red, for what is known only to be longer.
-const BOUNDS: [[u8; 3]; 3] = [[90, 10, 40], [190, 40, 80], [255, 160, 150]];
+/// Dark to light red, for lower bounds.
+const LOWER_BOUNDS: [[u8; 3]; 3] = [[90, 10, 40], [190, 40, 80], [255, 160, 150]];
 
-/// The colour of a value at 0 (lowest) to 1 (highest).
-pub(crate) fn colour(at: f64, bound: bool) -> u8 {
+/// The palette index of a value at position `at`, from 0 (lowest) to 1 (highest).
+pub(crate) fn colour(at: f64, lower_bound: bool) -> u8 {
     let step = (at.clamp(0.0, 1.0) * f64::from(STEPS - 1)).round() as u8;
-    1 + step + if bound { STEPS } else { 0 }
+    1 + step + if lower_bound { STEPS } else { 0 }
 }
 
-/// A colour as CSS has it.
+/// The CSS colour of a value at position `at`.
 pub(crate) fn css(at: f64) -> String {
     let [r, g, b] = blend(&VALUES, at);
     format!("rgb({r},{g},{b})")
 }
 
-/// A picture of palette colours, row by row, as the address of an image.
+/// An image of palette indices, row by row, as a `data:` URI of a PNG.
 pub(crate) fn data_uri(width: usize, height: usize, pixels: &[u8]) -> String {
-    let png = png(width, height, pixels).expect("memory takes every byte");
+    let png = png(width, height, pixels).expect("writing to memory does not fail");
     format!("data:image/png;base64,{}", STANDARD.encode(png))
 }
 
@@ -47,7 +47,8 @@ fn png(width: usize, height: usize, pixels: &[u8]) -> Result<Vec<u8>, png::Encod
     let ramp = |stops: &'static [[u8; 3]]| {
         (0..STEPS).flat_map(|i| blend(stops, f64::from(i) / f64::from(STEPS - 1)))
     };
-    let palette: Vec<u8> = [0; 3].into_iter().chain(ramp(&VALUES)).chain(ramp(&BOUNDS)).collect();
+    let palette: Vec<u8> =
+        [0; 3].into_iter().chain(ramp(&VALUES)).chain(ramp(&LOWER_BOUNDS)).collect();
     let mut bytes = Vec::new();
     let mut encoder = png::Encoder::new(&mut bytes, width as u32, height as u32);
     encoder.set_color(png::ColorType::Indexed);
