@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use paceline_core::{LedgerState, NoiseScale, RoundConfig, Version};
+use paceline_core::{Enough, LedgerState, NoiseScale, RoundConfig, Version};
 use paceline_model::Model;
 use paceline_params::{Checkpoint, FlatVec, LrScaling, TensorSpec, UpdateConfig, WireType};
-use paceline_policy::{Enough, Objective, PolicySpec};
+use paceline_policy::{Objective, PolicySpec};
 use paceline_wire::{Listener, Transport, message::ShardPace};
 use serde::{Deserialize, Serialize};
 

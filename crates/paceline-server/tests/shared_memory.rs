@@ -18,6 +18,7 @@ use common::{
     start, wait_for_rounds,
 };
 use paceline_core::{EventKind, Late, LeaveReason, Straggler, Version, WorkerId};
+use paceline_policy::wait_for_answers;
 use paceline_server::{Outcome, ServerConfig, Start};
 use paceline_shm::{Register, Segment, Visit};
 use paceline_wire::{
@@ -74,7 +75,9 @@ fn train(config: ServerConfig, workers: [Transport; 3]) -> (Outcome, u64) {
         };
         let connect = counted.clone();
         let prepare = |job: &Job| Ok((Box::new(Quadratic::new()) as Box<_>, job.samples));
-        thread::spawn(move || paceline_worker::run(&config, &connect, prepare).unwrap())
+        thread::spawn(move || {
+            paceline_worker::run(&config, &connect, wait_for_answers, prepare).unwrap()
+        })
     });
     let outcome = server.join().0.unwrap();
     for worker in workers {

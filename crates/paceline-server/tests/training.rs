@@ -4,6 +4,7 @@ mod common;
 
 use common::{PARAMS, Server, check_descent, config, start};
 use paceline_core::{EventKind, LeaveReason, StopReason, Straggler, WorkerId};
+use paceline_policy::wait_for_answers;
 use paceline_server::ServerConfig;
 use paceline_wire::Tcp;
 use paceline_worker::WorkerConfig;
@@ -190,7 +191,7 @@ fn a_worker_with_other_data_is_shown_out_and_knows_why() {
     config.limits.rounds = None;
     let mut server = Server::start(config, start());
     let mistaken = WorkerConfig { address: server.address.to_string(), ..WorkerConfig::default() };
-    let error = paceline_worker::run(&mistaken, &Tcp, |job| {
+    let error = paceline_worker::run(&mistaken, &Tcp, wait_for_answers, |job| {
         Ok((Box::new(common::Quadratic::new()), job.samples - 1))
     });
     let error = error.unwrap_err().to_string();

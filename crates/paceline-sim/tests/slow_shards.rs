@@ -1,7 +1,7 @@
 //! Slow and stopped shards in the simulated system: rounds that go on without them, within a bound.
 
-use paceline_core::Straggler;
-use paceline_policy::{Enough, PolicySpec};
+use paceline_core::{Enough, Straggler};
+use paceline_policy::{PolicySpec, wait_for_updates, wait_rule};
 use paceline_sim::{Recorded, System, SystemOutcome, SystemSpec, Weak};
 use paceline_trace::{Cell, Trace, Unit, generate};
 
@@ -30,9 +30,9 @@ fn run_both(
     let rule = |text: &str| text.parse::<Enough>().expect("a rule");
     let (pull, push) = (rule(pull), rule(push));
     let shards = Weak {
-        shards: pull.shards(&blocks, max_stale),
-        pull: pull.rule(&blocks, max_stale),
-        push: push.rule(&blocks, max_stale),
+        shards: wait_for_updates(pull, &blocks, max_stale),
+        pull: wait_rule(pull, &blocks, max_stale),
+        push: wait_rule(push, &blocks, max_stale),
         max_stale,
     };
     let policy = policy.parse::<PolicySpec>().expect("a policy").build();

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paceline_core::{Costs, EpochOrder, OrderSpec, Straggler, WorkerId};
+use paceline_core::{Costs, Enough, EpochOrder, OrderSpec, Shards, Straggler, WorkerId};
 use paceline_wire::{
     BlockingReader, BlockingWriter, Connect, FrameError, Transport,
     message::{FromWorker, Hello, Job, Reply, Role, ToWorker},
@@ -43,6 +43,17 @@ pub struct WorkerConfig {
     pub transport: Transport,
 }
 
+impl WorkerConfig {
+    pub(crate) fn token(&self) -> &str {
+        self.token.as_deref().unwrap_or_default()
+    }
+
+    /// The address of a shard; one without an address of its own is at the coordinator's.
+    pub(crate) fn shard_address<'a>(&'a self, shard: &'a str) -> &'a str {
+        if shard.is_empty() { &self.address } else { shard }
+    }
+}
+
 /// Why a worker could not go on.
 #[derive(Debug, Error)]
 pub enum WorkerError {
@@ -64,6 +75,10 @@ pub enum WorkerError {
     #[error("failed at a shard: {0}")]
     Data(#[from] FrameError),
 }
+
+/// Makes the rule by which a pull waits for shards with these numbers of blocks; values of a shard may
+/// miss at most so many updates. The caller brings it, so a worker needs no policy of its own.
+pub type PullWait = fn(Enough, &[u32], u64) -> Shards;
 
 /// How long a worker that lost a shard waits for the coordinator to say why.
 const LAST_WORD: Duration = Duration::from_secs(1);
@@ -89,18 +104,19 @@ pub(crate) fn greet<T: DeserializeOwned>(
     }
 }
 
-/// Works for the coordinator at `config.address` until the run is over. `prepare` makes what
-/// computes, and says how many samples it has.
+/// Works for the coordinator at `config.address` until the run is over. `wait` decides how long a pull
+/// waits for slow shards, where the run does not wait for all of them. `prepare` builds the model and
+/// data, and returns them with the number of samples.
 pub fn run(
     config: &WorkerConfig,
     connect: &dyn Connect,
+    wait: PullWait,
     prepare: impl FnOnce(&Job) -> Result<(Box<dyn Compute>, u32), String>,
 ) -> Result<Tally, WorkerError> {
-    let token = config.token.as_deref().unwrap_or_default();
     let join = |error| WorkerError::Join { address: config.address.clone(), error };
     let role = Role::Worker { wish: config.wish, name: config.name.clone() };
     let (reader, writer, job) =
-        greet::<Job>(connect, &config.address, token, role).map_err(join)?;
+        greet::<Job>(connect, &config.address, config.token(), role).map_err(join)?;
     let clock = Instant::now();
     let voice = Voice { writer: Arc::new(Mutex::new(writer)), clock };
     let mailbox = Arc::new(Mailbox::default());
@@ -116,12 +132,10 @@ pub fn run(
     }
     let costs = costs.map(|costs| Costs::new(costs, job.batch));
     let balance = costs.clone().filter(|_| job.balance.is_some());
-    let addresses: Vec<String> = job.shards.iter().map(|at| place(at, &config.address)).collect();
     // What is pushed for later rounds is carried on; what is not admitted there is not.
     let carried = if job.straggler == Straggler::Finish { Until::End } else { Until::Close };
     let (data, mut buffers) =
-        DataPlane::connect(connect, &addresses, token, &job, config.transport, &mailbox, carried)
-            .map_err(join)?;
+        DataPlane::connect(connect, config, &job, wait, &mailbox, carried).map_err(join)?;
     let parts = job.micro_batches.max(1);
     let until = match (job.any_newer, job.straggler) {
         (true, _) => Until::End,
@@ -183,14 +197,6 @@ fn work(bench: &mut Bench<'_>, voice: &Voice) -> Result<Tally, WorkerError> {
     };
     (tally.closed, tally.used) = bench.mailbox.rounds();
     outcome.map(|()| tally)
-}
-
-/// A shard without an address of its own is where the coordinator is.
-fn place(shard: &str, coordinator: &str) -> String {
-    match shard {
-        "" => coordinator.to_owned(),
-        address => address.to_owned(),
-    }
 }
 
 fn listen(mut reader: Reader, me: WorkerId, mailbox: Arc<Mailbox>, clock: Instant) {

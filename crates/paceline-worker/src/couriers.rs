@@ -11,8 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paceline_core::{Intake, ShardId, Time, Version};
-use paceline_policy::Enough;
+use paceline_core::{Intake, ShardId, Shards, Time, Version};
 use paceline_wire::FrameError;
 
 use crate::{
@@ -90,21 +89,21 @@ impl Desk {
 }
 
 impl Couriers {
-    /// New values are waited for as `enough` says, and for at most `max_stale` rounds with old ones.
+    /// Connections to these shards. `wait` decides how long a pull waits for new values; values that are
+    /// more than `max_stale` rounds old are of no use.
     pub(crate) fn start(
         links: Vec<Link>,
-        enough: Enough,
+        wait: Shards,
         max_stale: u64,
         mailbox: &Arc<Mailbox>,
         until: Until,
     ) -> Couriers {
-        let blocks: Vec<u32> = links.iter().map(|link| link.blocks.len() as u32).collect();
         let desks = Mutex::new(links.iter().map(|_| Desk::default()).collect());
         let called = links.iter().map(|_| Condvar::new()).collect();
         let office = Arc::new(Office { desks, called });
         let couriers = Couriers {
             starts: links.iter().map(|link| link.elements.start).collect(),
-            intake: Intake::new(enough.asked_anew(&blocks, max_stale), max_stale),
+            intake: Intake::new(wait, max_stale),
             clock: Instant::now(),
             stale: Vec::new(),
             mailbox: Arc::clone(mailbox),

@@ -2,8 +2,7 @@
 
 use std::{sync::Arc, thread};
 
-use paceline_core::Version;
-use paceline_policy::Enough;
+use paceline_core::{Enough, Version};
 use paceline_shm::Reader;
 use paceline_wire::{
     Connect, FrameError, Transport,
@@ -12,7 +11,7 @@ use paceline_wire::{
 
 use crate::{
     buffer::Buffer,
-    client::greet,
+    client::{PullWait, WorkerConfig, greet},
     couriers::Couriers,
     link::{Answer, Link},
     mailbox::{Mailbox, Until},
@@ -61,25 +60,25 @@ enum Ahead {
 
 impl DataPlane {
     /// Connects to every shard; returns where gradients are to be computed, too: in memory shared
-    /// with shards of this host, if `transport` lets them.
+    /// with shards of this host, if the transport lets them.
     pub(crate) fn connect(
         connect: &dyn Connect,
-        addresses: &[String],
-        token: &str,
+        config: &WorkerConfig,
         job: &Job,
-        transport: Transport,
+        wait: PullWait,
         mailbox: &Arc<Mailbox>,
         until: Until,
     ) -> Result<(Self, Vec<Buffer>), FrameError> {
         let &Job { worker, session, ref layout, wire, max_stale, .. } = job;
         let pull: Enough = job.pull.parse().map_err(FrameError::Unexpected)?;
         let apart = pull != Enough::All || job.partial_push;
-        let mut memory = Memory::new(layout.total(), transport == Transport::Auto && !apart);
-        let mut links = Vec::with_capacity(addresses.len());
-        for (shard, address) in (0..).zip(addresses) {
+        let mut memory = Memory::new(layout.total(), config.transport == Transport::Auto && !apart);
+        let mut links = Vec::with_capacity(job.shards.len());
+        for (shard, address) in (0..).zip(&job.shards) {
+            let address = config.shard_address(address);
             let role = Role::Data { worker, session, shard };
             let (reader, mut writer, invitation) =
-                greet::<Option<Invitation>>(connect, address, token, role)?;
+                greet::<Option<Invitation>>(connect, address, config.token(), role)?;
             let blocks = layout.shard_blocks(shard).map(|block| (block, layout.block_range(block)));
             let elements = layout.shard_range(shard);
             let come = || writer.message(&ToData::Memory);
@@ -89,7 +88,9 @@ impl DataPlane {
         }
         let plane = match apart {
             true => {
-                let couriers = Couriers::start(links, pull, max_stale, mailbox, until);
+                let blocks: Vec<u32> = links.iter().map(|link| link.blocks.len() as u32).collect();
+                let wait = wait(pull, &blocks, max_stale);
+                let couriers = Couriers::start(links, wait, max_stale, mailbox, until);
                 DataPlane::Apart(Box::new(couriers))
             }
             false => {

@@ -18,6 +18,6 @@ mod work;
 
 pub use paceline_shm::Kept;
 
-pub use client::{WorkerConfig, WorkerError, run};
+pub use client::{PullWait, WorkerConfig, WorkerError, run};
 pub use slowness::{Slowness, SlownessError, SlownessSpec};
 pub use work::{Compute, Tally, micro_batch, part_of};

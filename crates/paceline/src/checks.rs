@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use paceline_core::{Late, MAX_WORKERS, Straggler};
+use paceline_core::{Enough, Late, MAX_WORKERS, Straggler};
 use paceline_params::Clip;
-use paceline_policy::{Enough, Objective, PolicySpec};
+use paceline_policy::{Objective, PolicySpec};
 use paceline_wire::frame::MAX_BLOCK;
 
 use crate::config::RunConfig;

@@ -6,10 +6,10 @@
 use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result};
-use paceline_core::{Late, RoundConfig, Straggler};
+use paceline_core::{Enough, Late, RoundConfig, Straggler};
 use paceline_nn::{CostSpec, DataSource, ModelSpec};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig, WireType};
-use paceline_policy::{Cutoff, Enough, Objective, PolicySpec};
+use paceline_policy::{Cutoff, Objective, PolicySpec};
 use paceline_server::{Limits, Placement};
 use paceline_wire::Transport;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};

@@ -2,10 +2,10 @@
 
 use anyhow::{Context, Result};
 use clap::Args;
-use paceline_core::{Late, Straggler};
+use paceline_core::{Enough, Late, Straggler};
 use paceline_nn::{CostSpec, DataSource, ModelSpec};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, WireType};
-use paceline_policy::{Enough, Objective, PolicySpec};
+use paceline_policy::{Objective, PolicySpec};
 use paceline_wire::Transport;
 use serde::{Serialize, Serializer};
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use paceline_policy::wait_for_answers;
 use paceline_wire::{Connect, Connection, Tcp, message::Job};
 use paceline_worker::{Compute, SlownessSpec, WorkerConfig};
 
@@ -35,7 +36,9 @@ pub(crate) fn run(args: &WorkerArgs) -> Result<()> {
         slowness,
         transport: args.transport,
     };
-    let tally = paceline_worker::run(&config, &Patient(args.patience.0), |job| prepare(args, job))?;
+    let connect = Patient(args.patience.0);
+    let tally =
+        paceline_worker::run(&config, &connect, wait_for_answers, |job| prepare(args, job))?;
     tracing::info!("{tally:?}");
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! Who comes, what they say, and how they go.
 
 use paceline_core::{
-    Blocks, Contribution, EventKind, LeaveReason, MachineError, ShardId, Time, Version, WorkerId,
+    Blocks, Contribution, Enough, EventKind, LeaveReason, MachineError, ShardId, Time, Version,
+    WorkerId,
 };
 use paceline_params::Block;
-use paceline_policy::Enough;
 use paceline_wire::message::{FromShard, FromWorker, Job, ToShard, ToWorker};
 
 use super::Run;

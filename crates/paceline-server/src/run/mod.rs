@@ -18,6 +18,7 @@ use paceline_core::{
     ShardWork, StopReason, Time, Version, Work, WorkerId,
 };
 use paceline_params::{Layout, LayoutError, ParamHash};
+use paceline_policy::{wait_for_updates, wait_rule};
 use paceline_wire::{
     FrameError, Listener,
     frame::MAX_BLOCK,
@@ -276,7 +277,7 @@ impl Run {
         let policy = config.policy.build_with(&config.run_time_model, config.objective);
         let sizes: Vec<u32> =
             (0..layout.shards()).map(|shard| layout.shard_blocks(shard).len() as u32).collect();
-        let weak = config.pull.shards(&sizes, config.max_stale);
+        let weak = wait_for_updates(config.pull, &sizes, config.max_stale);
         for (flag, enough) in [("pull", config.pull), ("push", config.push)] {
             if enough.needs_all(&sizes) {
                 tracing::warn!(
@@ -290,7 +291,7 @@ impl Run {
         if config.wants_noise() {
             core = core.with_noise(start.noise.clone());
         }
-        if let Some(rule) = config.push.rule(&sizes, config.max_stale) {
+        if let Some(rule) = wait_rule(config.push, &sizes, config.max_stale) {
             core = core.with_partial_pushes(&sizes, rule);
         }
         let mut run = Run {

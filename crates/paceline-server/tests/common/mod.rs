@@ -16,6 +16,7 @@ use paceline_core::{Event, EventKind, LeaveReason, NoiseScale, RoundConfig, Stop
 use paceline_params::{
     Clip, FlatVec, LrScaling, OptimizerSpec, Schedule, TensorSpec, UpdateConfig, WireType,
 };
+use paceline_policy::wait_for_answers;
 use paceline_server::{
     Evaluator, Limits, Outcome, Placement, ServerConfig, ServerError, Start, serve,
 };
@@ -49,8 +50,8 @@ pub fn config(workers: usize) -> ServerConfig {
             quorum_grace: Duration::from_millis(300),
             ..RoundConfig::default()
         },
-        pull: paceline_policy::Enough::All,
-        push: paceline_policy::Enough::All,
+        pull: paceline_core::Enough::All,
+        push: paceline_core::Enough::All,
         max_stale: 0,
         shard_nominal: None,
         slow_shards: std::collections::BTreeMap::new(),
@@ -175,7 +176,8 @@ impl Server {
             transport: Transport::Auto,
         };
         thread::spawn(move || {
-            paceline_worker::run(&config, &Tcp, |job: &Job| Ok((compute(), job.samples)))
+            let prepare = |job: &Job| Ok((compute(), job.samples));
+            paceline_worker::run(&config, &Tcp, wait_for_answers, prepare)
         })
     }
 

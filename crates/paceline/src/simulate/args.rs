@@ -3,8 +3,8 @@
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use clap::Args;
-use paceline_core::Straggler;
-use paceline_policy::{Enough, PolicySpec, PolicySpecError};
+use paceline_core::{Enough, Straggler};
+use paceline_policy::{PolicySpec, PolicySpecError};
 use paceline_sim::SystemSpec;
 
 use crate::traces::{TraceArgs, not_negative};

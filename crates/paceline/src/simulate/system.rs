@@ -10,9 +10,9 @@ use std::{
 };
 
 use anyhow::Result;
-use paceline_core::Straggler;
+use paceline_core::{Enough, Straggler};
 use paceline_model::Model;
-use paceline_policy::{Enough, PolicySpec};
+use paceline_policy::{PolicySpec, wait_for_updates, wait_rule};
 use paceline_report::short;
 use paceline_sim::{Drawn, Recorded, System, SystemOutcome, SystemSpec, Weak};
 use paceline_trace::Trace;
@@ -101,9 +101,9 @@ pub(super) fn study(
         // Shards hold equal parts, so it does not matter how many blocks that is.
         let (blocks, max_stale) = (vec![1; spec.shards as usize], args.max_stale);
         let shards = Weak {
-            shards: args.pull.shards(&blocks, max_stale),
-            pull: args.pull.rule(&blocks, max_stale),
-            push: args.push.rule(&blocks, max_stale),
+            shards: wait_for_updates(args.pull, &blocks, max_stale),
+            pull: wait_rule(args.pull, &blocks, max_stale),
+            push: wait_rule(args.push, &blocks, max_stale),
             max_stale,
         };
         let decides = policy.build_with(model, paceline_policy::Objective::Samples);

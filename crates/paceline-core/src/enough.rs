@@ -1,71 +1,42 @@
-//! How long shards are waited for, as users write it.
+//! How much of a version is enough, as users write it.
 
 use std::{fmt, str::FromStr};
 
-use paceline_core::{Shards, WaitRule};
 use serde::{Deserialize, Serialize};
 
-use crate::{Cutoff, PolicySpec, Rule};
-
-/// How many blocks are enough, to compute with or to count a contribution: `all`, a share of them
-/// (`0.75`), or as many as pay (`auto`).
+/// How many blocks must be fresh before a worker computes with them, or before a contribution counts:
+/// `all`, a share of them (`0.75`), or as many as are worth the wait (`auto`).
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "Written")]
 pub enum Enough {
-    /// All, so that everything is of one version, and every contribution is whole.
+    /// Every block: all parameters have one version, and every contribution is whole.
     #[default]
     All,
-    /// Those that are the first to have so large a share.
+    /// The first blocks that make up this share, in (0, 1].
     Share(f64),
-    /// Those for whom it pays to wait, by the rule that decides about workers.
+    /// The blocks that a policy over response times finds worth the wait.
     Auto,
 }
 
 impl Enough {
-    /// Shards of so many blocks each, waited for while it pays, until so many blocks are fresh in any
-    /// case, and for those that have missed `most_stale` updates. A share is no reason to leave out
-    /// whoever comes last by a hair.
-    pub fn shards(self, blocks: &[u32], most_stale: u64) -> Shards {
-        let policy = match self {
-            Enough::All => PolicySpec::Full,
-            Enough::Share(_) | Enough::Auto => PolicySpec::Filter(Rule::Renewal),
-        };
-        Shards::new(blocks, policy.build(), self.least(blocks), most_stale)
-    }
-
-    /// The same for answers that come over a link, each to a question of its own: the first that are
-    /// enough, or while it pays.
-    pub fn asked_anew(self, blocks: &[u32], most_stale: u64) -> Shards {
-        let policy = match self {
-            Enough::All => PolicySpec::Full,
-            Enough::Share(_) => PolicySpec::Static(Cutoff::Count(1)),
-            Enough::Auto => PolicySpec::Filter(Rule::Renewal),
-        };
-        Shards::asked_anew(blocks, policy.build(), self.least(blocks), most_stale)
-    }
-
-    fn least(self, blocks: &[u32]) -> u32 {
+    /// The least number of fresh blocks that shards with these numbers of blocks must have; at least 1.
+    pub fn least(self, blocks: &[u32]) -> u32 {
+        let all: u32 = blocks.iter().sum();
         let share = match self {
             Enough::All => 1.0,
             Enough::Share(share) => share,
             Enough::Auto => 0.0,
         };
-        Cutoff::Fraction(share).of(blocks.iter().sum::<u32>() as usize) as u32
+        // 0.9 × 10 is 9.000…02 in binary; a product within rounding of a whole number means that number.
+        let least = (share * f64::from(all) - 1e-9).ceil() as u32;
+        least.clamp(1, all.max(1))
     }
 
-    /// Whether a share asks for so much that none of such shards can be left out.
+    /// Whether this is a share so large that none of these shards can be left out.
     pub fn needs_all(self, blocks: &[u32]) -> bool {
         let all: u32 = blocks.iter().sum();
         let smallest = blocks.iter().min().copied().unwrap_or(0);
         matches!(self, Enough::Share(_)) && self.least(blocks) > all - smallest
-    }
-
-    /// Makes what waits so for what a worker has on the way to such shards, or from them; nothing if it
-    /// is for all of them.
-    pub fn rule(self, blocks: &[u32], most_stale: u64) -> Option<WaitRule> {
-        let blocks = blocks.to_vec();
-        let rule = move || self.asked_anew(&blocks, most_stale);
-        (self != Enough::All).then(|| Box::new(rule) as WaitRule)
     }
 }
 
@@ -82,7 +53,7 @@ impl FromStr for Enough {
     }
 }
 
-/// As files have it: a word, or a share as a number.
+/// The form in a configuration file: a word, or a share as a number.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Written {
@@ -130,6 +101,15 @@ mod tests {
             assert!(text.parse::<Enough>().unwrap_err().contains("use all, auto"), "{text}");
         }
     }
+
+    #[test]
+    fn the_least_is_all_a_share_rounded_up_or_a_single_block() {
+        let least = |text: &str, blocks: &[u32]| text.parse::<Enough>().unwrap().least(blocks);
+        assert_eq!(least("all", &[3, 4]), 7);
+        assert_eq!((least("0.9", &[4]), least("0.9", &[4, 6])), (4, 9));
+        assert_eq!((least("auto", &[3, 4]), least("0.1", &[1])), (1, 1));
+    }
+
     #[test]
     fn a_share_may_need_every_shard() {
         let needs_all =
