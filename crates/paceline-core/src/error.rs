@@ -55,4 +55,12 @@ pub enum MachineError {
         /// What it reports.
         loss: f64,
     },
+    /// The squared norm of the gradient is negative or not a finite number.
+    #[error("{worker} reports {square} as the squared norm of its gradient")]
+    BadSquare {
+        /// Who.
+        worker: WorkerId,
+        /// What it reports.
+        square: f64,
+    },
 }

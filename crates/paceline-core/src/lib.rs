@@ -45,7 +45,7 @@ pub use ids::{MAX_WORKERS, Round, ShardId, Version, WorkerId};
 pub use intake::Intake;
 pub use ledger::{Ledger, LedgerError, LedgerReport, LedgerState, SampleCounts, SampleRange, Work};
 pub use liveness::Liveness;
-pub use noise::{NoiseScale, Part};
+pub use noise::{GradientNorm, NoiseScale};
 pub use order::{Costs, EpochOrder, OrderSpec, home};
 pub use policy::{Decision, KeptRecord, Policy, RoundRecord, RoundView};
 pub use portion::Portion;

@@ -2,54 +2,89 @@
 //!
 //! With contributions of bᵢ samples and gradient sums sᵢ that count wᵢ, B = Σ wᵢbᵢ and S = Σ wᵢsᵢ, the
 //! expectation of Σ wᵢ|sᵢ|²/bᵢ is B·|G|² + Σ wᵢ·tr Σ, and that of |S|² is B²·|G|² + V·tr Σ with V = Σ wᵢ²bᵢ.
-//! So tr Σ̂ = (Σ wᵢ|sᵢ|²/bᵢ − |S|²/B) / (Σ wᵢ − V/B), and |G|²^ = (|S|² − V·tr Σ̂)/B². Both are smoothed, then
-//! divided: 𝓑 = tr Σ / |G|², in samples. Where all count 1 the first divisor is one less than there are.
+//! So tr Σ̂ = (Σ wᵢ|sᵢ|²/bᵢ − |S|²/B) / (Σ wᵢ − V/B), and |G|²^ = (|S|² − V·tr Σ̂)/B². Where all count 1 the
+//! first divisor is one less than the number of contributions.
+//!
+//! The scale 𝓑 = tr Σ / |G|², in samples, is the ratio of the means of both over the last [`WINDOW`]
+//! rounds. The means are trimmed: they leave out rounds more than [`DEVIATIONS`] robust standard
+//! deviations from the window's median. One worker with a norm 100 times as large would otherwise set the
+//! learning rate and the cutoff for hundreds of rounds. A lasting change moves the median, and with it
+//! the limits.
+
+use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-/// Rounds that the estimate remembers.
-const MEMORY: f64 = 50.0;
+/// Rounds in the means. The variance of their mean is that of an exponential average with a memory of 50.
+const WINDOW: usize = 100;
+/// Rounds from which on the median says what is usual.
+const ENOUGH: usize = 5;
+/// Standard deviations from the median beyond which a round is left out. A normal exceeds them once in
+/// 1.7 million rounds, so the means of normal rounds stay unbiased.
+const DEVIATIONS: f64 = 5.0;
+/// The standard deviation of a normal, in median absolute deviations.
+const PER_MAD: f64 = 1.4826;
 
-/// One contribution of a round.
+/// The norm of one contribution's gradient sum.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Part {
-    /// Samples behind its sum.
+pub struct GradientNorm {
+    /// Samples behind the sum.
     pub samples: f64,
-    /// What of it counts: less than 1 for one that came late.
+    /// The weight of its samples in the update: less than 1 for a late contribution.
     pub worth: f64,
-    /// The squared norm of its sum.
+    /// The squared norm of the sum.
     pub square: f64,
+}
+
+/// The estimates of one round.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Estimate {
+    /// tr Σ̂.
+    trace: f64,
+    /// |G|²^: negative where noise drowns the signal.
+    square: f64,
+}
+
+impl Estimate {
+    /// From a round's contributions and the squared norm of their sum, if they say anything.
+    fn from_norms(norms: &[GradientNorm], sum: f64) -> Option<Estimate> {
+        let possible = |norm: &GradientNorm| norm.samples > 0.0 && norm.square >= 0.0;
+        if norms.len() < 2 || !norms.iter().all(possible) {
+            return None;
+        }
+        let sum_of = |figure: fn(&GradientNorm) -> f64| norms.iter().map(figure).sum::<f64>();
+        let total = sum_of(|norm| norm.worth * norm.samples);
+        let each = sum_of(|norm| norm.worth * norm.square / norm.samples);
+        let varies = sum_of(|norm| norm.worth * norm.worth * norm.samples);
+        let trace = (each - sum / total) / (sum_of(|norm| norm.worth) - varies / total);
+        let square = sum / (total * total) - varies / total * trace / total;
+        (trace.is_finite() && square.is_finite()).then_some(Estimate { trace, square })
+    }
 }
 
 /// A running estimate, to be kept with a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct NoiseScale {
-    trace: f64,
-    square: f64,
+    /// The last rounds, oldest first.
+    rounds: VecDeque<Estimate>,
     scale: Option<f64>,
 }
 
 impl NoiseScale {
-    /// A round's contributions, and the squared norm of their sum. One contribution alone tells nothing.
-    pub fn observe(&mut self, parts: &[Part], sum: f64) {
-        if parts.len() < 2 || !sum.is_finite() {
-            return;
+    /// Takes in a round's contributions and the squared norm of their sum. A single contribution says
+    /// nothing, and a round with an impossible norm is left out.
+    pub fn observe(&mut self, norms: &[GradientNorm], sum: f64) {
+        let Some(estimate) = Estimate::from_norms(norms, sum) else { return };
+        self.rounds.push_back(estimate);
+        if self.rounds.len() > WINDOW {
+            self.rounds.pop_front();
         }
-        let sum_of = |figure: fn(&Part) -> f64| parts.iter().map(figure).sum::<f64>();
-        let total = sum_of(|part| part.worth * part.samples);
-        let each = sum_of(|part| part.worth * part.square / part.samples);
-        let varies = sum_of(|part| part.worth * part.worth * part.samples);
-        let trace = (each - sum / total) / (sum_of(|part| part.worth) - varies / total);
-        let square = sum / (total * total) - varies / total * trace / total;
-        if !trace.is_finite() || !square.is_finite() {
-            return;
-        }
-        let keep = 1.0 - 1.0 / MEMORY;
-        self.trace = keep * self.trace + trace;
-        self.square = keep * self.square + square;
-        // Where noise drowns the signal the estimate of it can be negative: the last one stays.
-        if self.trace > 0.0 && self.square > 0.0 {
-            self.scale = Some(self.trace / self.square);
+        let trace = trimmed_mean(self.rounds.iter().map(|round| round.trace).collect());
+        let square = trimmed_mean(self.rounds.iter().map(|round| round.square).collect());
+        // Where noise drowns the signal, the mean of |G|² can be negative: the last scale stays.
+        if trace > 0.0 && square > 0.0 {
+            self.scale = Some(trace / square);
         }
     }
 
@@ -59,12 +94,83 @@ impl NoiseScale {
     }
 }
 
+/// The mean of the values within [`DEVIATIONS`] of their median.
+fn trimmed_mean(mut values: Vec<f64>) -> f64 {
+    if values.len() >= ENOUGH {
+        let middle = median(&mut values);
+        let mut distances: Vec<f64> = values.iter().map(|value| (value - middle).abs()).collect();
+        let most = DEVIATIONS * PER_MAD * median(&mut distances);
+        // At least half of them are within one median distance.
+        values.retain(|value| (value - middle).abs() <= most);
+    }
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// The upper median; puts the values in another order.
+fn median(values: &mut [f64]) -> f64 {
+    *values.select_nth_unstable_by(values.len() / 2, f64::total_cmp).1
+}
+
 #[cfg(test)]
 mod tests {
     use rand::{SeedableRng, rngs::StdRng};
     use rand_distr::{Distribution, StandardNormal};
 
     use super::*;
+
+    /// Rounds of six contributions whose noise scale is known: 50 dimensions, a gradient of norm 2,
+    /// noise of variance 4 in each dimension, so 𝓑 = 200 / 4.
+    struct Known {
+        rng: StdRng,
+        round: u32,
+        /// How many of the six come late and count half.
+        late: usize,
+        /// What the gradient is multiplied by.
+        signal: f64,
+    }
+
+    impl Known {
+        fn new(late: usize) -> Known {
+            Known { rng: StdRng::seed_from_u64(1), round: 0, late, signal: 1.0 }
+        }
+
+        /// The norms of a round and of its sum, the last contribution multiplied by `outlier`.
+        fn draw(&mut self, outlier: f64) -> (Vec<GradientNorm>, f64) {
+            let mut sum = vec![0.0; 50];
+            let mut norms = Vec::new();
+            for i in 0..6 {
+                let samples = 4.0 + f64::from((i as u32 + self.round) % 5);
+                let worth = if i < self.late { 0.5 } else { 1.0 };
+                let times = if i == 5 { outlier } else { 1.0 };
+                let mean = self.signal * (4.0f64 / 50.0).sqrt();
+                let gradient = (0..50).map(|_| {
+                    let draw: f64 = StandardNormal.sample(&mut self.rng);
+                    times * (samples * mean + samples.sqrt() * 2.0 * draw)
+                });
+                let gradient: Vec<f64> = gradient.collect();
+                sum.iter_mut().zip(&gradient).for_each(|(s, g)| *s += worth * g);
+                let square = gradient.iter().map(|g| g * g).sum();
+                norms.push(GradientNorm { samples, worth, square });
+            }
+            self.round += 1;
+            (norms, sum.iter().map(|s| s * s).sum())
+        }
+
+        fn show(&mut self, noise: &mut NoiseScale, rounds: usize) {
+            for _ in 0..rounds {
+                let (norms, sum) = self.draw(1.0);
+                noise.observe(&norms, sum);
+            }
+        }
+    }
+
+    #[track_caller]
+    fn check(late: usize) {
+        let (mut known, mut noise) = (Known::new(late), NoiseScale::default());
+        known.show(&mut noise, 400);
+        let found = noise.scale().unwrap();
+        assert!((found - 50.0).abs() < 10.0, "{found}");
+    }
 
     #[test]
     fn the_estimate_finds_a_known_noise_scale_whatever_the_batches() {
@@ -76,46 +182,69 @@ mod tests {
         check(2);
     }
 
-    /// Of six contributions so many are late.
-    fn check(late: usize) {
-        // 50 dimensions, gradient of norm 2, noise of variance 4 in each: 𝓑 = 200 / 4.
-        let mut rng = StdRng::seed_from_u64(1);
-        let mut noise = NoiseScale::default();
-        for round in 0..400 {
-            let batches: Vec<f64> = (0..6).map(|i| 4.0 + f64::from((i + round) % 5)).collect();
-            let mut sum = vec![0.0; 50];
-            let parts: Vec<Part> = batches
-                .iter()
-                .enumerate()
-                .map(|(i, &b)| {
-                    let worth = if i < late { 0.5 } else { 1.0 };
-                    let part: Vec<f64> = (0..50)
-                        .map(|_| {
-                            let draw: f64 = StandardNormal.sample(&mut rng);
-                            b * 4.0f64.sqrt() / 50.0f64.sqrt() + b.sqrt() * 2.0 * draw
-                        })
-                        .collect();
-                    sum.iter_mut().zip(&part).for_each(|(s, p)| *s += worth * p);
-                    Part { samples: b, worth, square: part.iter().map(|p| p * p).sum() }
-                })
-                .collect();
-            noise.observe(&parts, sum.iter().map(|s| s * s).sum());
+    /// A gradient 100 times as long, whether it is in the sum or only claimed.
+    #[test]
+    fn one_outlier_changes_the_scale_by_less_than_a_fifth() {
+        for before in [5, 20, 100, 300] {
+            for claimed in [false, true] {
+                let (mut known, mut noise) = (Known::new(0), NoiseScale::default());
+                known.show(&mut noise, before);
+                let mut untouched = noise.clone();
+                let (norms, sum) = match claimed {
+                    true => {
+                        let (mut norms, sum) = known.draw(1.0);
+                        norms[5].square *= 1e4;
+                        (norms, sum)
+                    }
+                    false => known.draw(100.0),
+                };
+                noise.observe(&norms, sum);
+                for after in 0..200 {
+                    let (norms, sum) = known.draw(1.0);
+                    noise.observe(&norms, sum);
+                    untouched.observe(&norms, sum);
+                    let change = noise.scale().unwrap() / untouched.scale().unwrap() - 1.0;
+                    let case = format!("{before} rounds before, {after} after, claimed {claimed}");
+                    assert!(change.abs() < 0.2, "{case}: {change:+.3}");
+                }
+            }
         }
-        let found = noise.scale().unwrap();
-        assert!((found - 50.0).abs() < 10.0, "{found}");
     }
 
     #[test]
-    fn one_contribution_or_nonsense_leaves_the_estimate_as_it_is() {
-        let part = |square| Part { samples: 4.0, worth: 1.0, square };
+    fn an_outlier_in_the_first_rounds_is_forgotten_once_others_are_known() {
+        let (mut known, mut noise) = (Known::new(0), NoiseScale::default());
+        let (norms, sum) = known.draw(100.0);
+        noise.observe(&norms, sum);
+        known.show(&mut noise, 30);
+        let found = noise.scale().unwrap();
+        assert!((found - 50.0).abs() < 25.0, "{found}");
+    }
+
+    #[test]
+    fn a_lasting_change_is_followed_within_the_window() {
+        let (mut known, mut noise) = (Known::new(0), NoiseScale::default());
+        known.show(&mut noise, 300);
+        known.signal = 4.0;
+        known.show(&mut noise, WINDOW);
+        let found = noise.scale().unwrap();
+        assert!((found - 50.0 / 16.0).abs() < 0.5, "{found}");
+    }
+
+    #[test]
+    fn one_contribution_or_an_impossible_norm_leaves_the_estimate_as_it_is() {
+        let norm = |square| GradientNorm { samples: 4.0, worth: 1.0, square };
         let mut noise = NoiseScale::default();
-        noise.observe(&[part(9.0)], 9.0);
-        noise.observe(&[part(f64::NAN), part(1.0)], 9.0);
+        noise.observe(&[norm(9.0)], 9.0);
+        noise.observe(&[norm(f64::NAN), norm(1.0)], 9.0);
+        noise.observe(&[norm(-20.0), norm(20.0)], 9.0);
         assert_eq!(noise.scale(), None);
-        noise.observe(&[part(20.0), part(20.0)], 60.0);
+        noise.observe(&[norm(20.0), norm(20.0)], 60.0);
         let known = noise.scale();
         assert!(known.is_some());
-        noise.observe(&[part(9.0)], f64::INFINITY);
+        noise.observe(&[norm(9.0)], f64::INFINITY);
+        noise.observe(&[norm(9.0), norm(9.0)], f64::INFINITY);
+        noise.observe(&[norm(-1e9), norm(9.0)], 60.0);
         assert_eq!(noise.scale(), known);
     }
 }

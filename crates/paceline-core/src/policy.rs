@@ -10,6 +10,9 @@ use crate::{Arrival, Assignment, CutReason, Round, RunTime, Time, Version, Worke
 /// - Pure and deterministic: the same calls give the same answers. Time and seeds are handed in.
 /// - Asked only while the round is open and somebody is still working for it. When nobody is, the
 ///   machine cuts by itself; a worker that died never holds a round.
+/// - Run-times are as the coordinator's clock measured them, with each worker's load beside them: the
+///   share of a whole portion that it was given ([`RoundView::load`], [`RoundRecord::load`]).
+///   [`RunTime::per_portion`] is the only conversion between the two.
 /// - A cut is carried out once the quorum is met and every worker that the ledger waits for has
 ///   arrived; until then the policy is asked again as they come.
 pub trait Policy: Send {
@@ -54,9 +57,9 @@ pub trait Policy: Send {
     /// The gradient noise scale, in samples, as estimated after an update.
     fn noise(&mut self, _scale: f64) {}
 
-    /// A run-time that was censored when its round closed became known (or known better): that of a
-    /// whole portion.
-    fn late(&mut self, _worker: WorkerId, _base: Version, _run_time: RunTime) {}
+    /// A run-time that was censored when its round closed became known, or known better. `load` is
+    /// the share of a whole portion that the worker had been given.
+    fn late(&mut self, _worker: WorkerId, _base: Version, _run_time: RunTime, _load: f64) {}
 }
 
 /// What a policy answers.
@@ -115,7 +118,7 @@ impl<'a> RoundView<'a> {
         self.now == self.opened && self.arrivals.is_empty()
     }
 
-    /// The share of a whole portion that a worker was given, who was given so many samples.
+    /// The share of a whole portion that `samples` are.
     pub fn load(&self, samples: f64) -> f64 {
         match self.batch {
             0 => 1.0,
@@ -170,6 +173,12 @@ impl KeptRecord {
 }
 
 impl RoundRecord<'_> {
+    /// The share of a whole portion that a worker was given.
+    pub fn load(&self, worker: WorkerId) -> f64 {
+        let found = self.loads.binary_search_by_key(&worker, |&(worker, _)| worker);
+        found.map_or(1.0, |index| self.loads[index].1)
+    }
+
     /// The same, to be kept.
     pub fn keep(&self) -> KeptRecord {
         KeptRecord {
@@ -194,10 +203,11 @@ pub struct RoundRecord<'a> {
     pub closed: Time,
     /// Samples behind all that was accepted.
     pub weight: f64,
-    /// The run-time of everyone who was given work in this round, in worker order.
+    /// The run-time of every worker that was given work in this round, in worker order. Censored
+    /// where the worker was cut, whether or not its finished part was salvaged.
     pub run_times: &'a [(WorkerId, RunTime)],
-    /// Of those whose finished part was salvaged: the share of their work that it was.
+    /// For every worker whose finished part was salvaged, the share of its work in that part.
     pub salvaged: &'a [(WorkerId, f64)],
-    /// Of those who were given less than a whole portion: the share of it.
+    /// The shares of workers that were given less than a whole portion, in worker order.
     pub loads: &'a [(WorkerId, f64)],
 }

@@ -158,7 +158,7 @@ impl Roster {
         closes
     }
 
-    /// The shares of a whole portion of those who were given less, of those in [`Self::run_times`].
+    /// The loads below 1 of the workers in [`Self::run_times`], in worker order.
     pub(crate) fn loads(&self, now: Time) -> Vec<(WorkerId, f64)> {
         let view = self.view(now);
         let arrived = self.arrivals.iter().map(|arrival| {
@@ -166,7 +166,9 @@ impl Roster {
         });
         let silent = self.working.iter().filter(|(_, work)| work.base == self.round.base());
         let silent = silent.map(|(&worker, work)| (worker, view.load(f64::from(work.samples))));
-        arrived.chain(silent).filter(|(_, load)| *load < 1.0).collect()
+        let mut loads: Vec<_> = arrived.chain(silent).filter(|(_, load)| *load < 1.0).collect();
+        loads.sort_by_key(|&(worker, _)| worker);
+        loads
     }
 
     /// Of everyone who was given work in this round and lives, or has arrived in it.

@@ -15,7 +15,7 @@ use crate::{
     Arrival, Blocks, Contribution, Event, EventKind, Late, LeaveReason, MachineError, Policy,
     Round, RunTime, StopReason, Straggler, Time, Version, Work, WorkerId,
     grace::Grace,
-    noise::Part,
+    noise::GradientNorm,
     roster::{Assignment, Roster},
     useless::Useless,
 };
@@ -307,7 +307,7 @@ impl RoundMachine {
         let fresh = base >= self.roster.oldest_admissible();
         if !fresh {
             let load = self.roster.view(now).load(f64::from(given.samples));
-            self.policy.late(worker, base, run_time.map(|time| time.div_f64(load)));
+            self.policy.late(worker, base, run_time, load);
         }
         if !in_time || !(fresh || self.config.late == Late::Fold) {
             self.emit(now, EventKind::Late { base, worker, weight, run_time });
@@ -333,8 +333,14 @@ impl RoundMachine {
         if !(weight > 0.0 && weight <= f64::from(given.samples)) {
             return Err(MachineError::BadWeight { worker, weight, samples: given.samples });
         }
-        if !loss.is_finite() || contribution.square.is_some_and(|square| !square.is_finite()) {
+        if !loss.is_finite() {
             return Err(MachineError::BadLoss { worker, loss });
+        }
+        match contribution.square {
+            Some(square) if !(square >= 0.0 && square.is_finite()) => {
+                return Err(MachineError::BadSquare { worker, square });
+            }
+            _ => {}
         }
         Ok(given)
     }
@@ -488,10 +494,10 @@ impl RoundMachine {
 
     /// The closed round's contributions, late ones included, with their norms; nothing if any is not known,
     /// is of an older version without being late, or is weighed for another reason.
-    pub(crate) fn parts(&self) -> Vec<Part> {
+    pub(crate) fn parts(&self) -> Vec<GradientNorm> {
         let part = |contribution: &Contribution, worth| {
             let square = contribution.square?;
-            Some(Part { samples: contribution.weight, worth, square })
+            Some(GradientNorm { samples: contribution.weight, worth, square })
         };
         let fresh = self.roster.arrivals.iter().map(|Arrival { contribution, worth, .. }| {
             let plain = contribution.base.next() == self.roster.round.base() && *worth == 1.0;

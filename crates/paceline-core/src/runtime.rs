@@ -26,11 +26,15 @@ impl RunTime {
         }
     }
 
-    /// The same of another length.
-    pub fn map(self, of: impl FnOnce(Duration) -> Duration) -> RunTime {
+    /// The run-time of a whole portion, where this is the run-time of a share `load` of one. Every
+    /// other run-time in the core is as the coordinator's clock measured it; this is the only
+    /// conversion.
+    pub fn per_portion(self, load: f64) -> RunTime {
         match self {
-            RunTime::Observed(d) => RunTime::Observed(of(d)),
-            RunTime::Censored { at_least } => RunTime::Censored { at_least: of(at_least) },
+            RunTime::Observed(time) => RunTime::Observed(time.div_f64(load)),
+            RunTime::Censored { at_least } => {
+                RunTime::Censored { at_least: at_least.div_f64(load) }
+            }
         }
     }
 

@@ -254,12 +254,17 @@ fn an_accepted_contribution_is_not_used_until_its_round_closes() {
 #[test]
 fn impossible_reports_are_refused() {
     let mut s = Script::new(2, First(2), RoundConfig::default());
-    let mut report = |worker, base, weight, loss| {
+    let mut report_norm = |worker, base, weight, loss, square| {
         let (worker, base) = (WorkerId(worker), Version(base));
-        let c = Contribution { worker, base, weight, loss, square: None, blocks: Blocks::All };
+        let c = Contribution { worker, base, weight, loss, square, blocks: Blocks::All };
         s.coordinator.handle_staged(worker, base, ShardId(0), s.now).unwrap();
         s.coordinator.handle_done(c, s.now).unwrap_err().to_string()
     };
+    for square in [-1.0, f64::NAN, f64::INFINITY] {
+        let refused = format!("w0 reports {square} as the squared norm of its gradient");
+        assert_eq!(report_norm(0, 0, 10.0, 0.0, Some(square)), refused);
+    }
+    let mut report = |worker, base, weight, loss| report_norm(worker, base, weight, loss, None);
     assert_eq!(report(5, 0, 1.0, 0.0), "w5 is not a live worker");
     assert_eq!(report(0, 9, 1.0, 0.0), "w0 was not given work on v9");
     assert_eq!(report(0, 0, 11.0, 0.0), "w0 claims weight 11 for 10 samples");
@@ -466,8 +471,8 @@ impl Policy for Notes {
         self.write(format!("{round} cut {} closed {} with {weight}", after(cut), after(closed)));
     }
 
-    fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
-        self.write(format!("late {worker} {base} {run_time}"));
+    fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime, load: f64) {
+        self.write(format!("late {worker} {base} {run_time} load {load}"));
     }
 }
 
@@ -526,7 +531,7 @@ fn a_policy_learns_the_run_time_of_who_came_late() {
     s.arrive(0, 0).publish();
     notes();
     s.wait(7).put(1, 0, 10.0);
-    assert_eq!(notes(), ["late w1 v0 0.007000"]);
+    assert_eq!(notes(), ["late w1 v0 0.007000 load 1"]);
 }
 
 #[test]

@@ -268,8 +268,8 @@ impl Auto {
         self.probe.closed(record, overhead);
         self.settled.closed(closed.arrived() as f64);
         if learns {
-            let run_times = &with_pace(record, self.partial);
-            self.models().for_each(|model| model.learn(&RoundRecord { run_times, ..*record }));
+            let run_times = with_pace(record, self.partial);
+            self.models().for_each(|model| model.learn(record.round, &run_times));
         }
     }
 }
@@ -411,8 +411,8 @@ impl Policy for Auto {
         self.gain.learn(scale);
     }
 
-    fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
-        self.backlog.late(worker, base, run_time);
+    fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime, load: f64) {
+        self.backlog.late(worker, base, run_time, load);
     }
 }
 

@@ -11,7 +11,12 @@ pub(crate) struct Backlog(Vec<Lesson>);
 #[derive(Debug)]
 pub(crate) enum Lesson {
     Closed(KeptRecord),
-    Late { worker: WorkerId, base: Version, run_time: RunTime },
+    /// The run-time of a whole portion.
+    Late {
+        worker: WorkerId,
+        base: Version,
+        run_time: RunTime,
+    },
 }
 
 impl Backlog {
@@ -19,7 +24,8 @@ impl Backlog {
         self.0.push(Lesson::Closed(record.keep()));
     }
 
-    pub(crate) fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
+    pub(crate) fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime, load: f64) {
+        let run_time = run_time.per_portion(load);
         self.0.push(Lesson::Late { worker, base, run_time });
     }
 

@@ -4,25 +4,29 @@ use std::collections::BTreeMap;
 
 use paceline_core::{RoundRecord, RunTime, WorkerId};
 
-use crate::scene::{Arrived, Pace, Scene, Silent, in_order, pace};
+use crate::scene::{Arrived, Pace, Scene, Silent, in_order, pace, seconds};
 
-/// Who came when, and how far the others were.
+/// When each worker arrived, and how far the others were. Times are those of the round, as measured;
+/// [`ClosedRound::scene`] converts them to whole portions for predictors.
 #[derive(Debug)]
 pub(crate) struct ClosedRound {
     /// Observed run-times in order, then the censored ones.
     order: Vec<(WorkerId, RunTime)>,
-    /// Seconds that each takes for all of its work, where that is known or can be told by its pace.
+    /// The share of a whole portion that each was given.
+    loads: Vec<f64>,
+    /// Seconds that each takes for all of its work, where that is known or its pace says it.
     whole: Vec<Option<f64>>,
     arrived: usize,
     /// Micro-batches that count one by one.
     partial: u32,
-    /// Samples that one who does all of its work brings, about.
+    /// Samples of a whole portion, about.
     each: f64,
 }
 
 impl ClosedRound {
     pub(crate) fn new(record: &RoundRecord<'_>, partial: u32) -> Self {
         let order = in_order(record);
+        let loads: Vec<f64> = order.iter().map(|(worker, _)| record.load(*worker)).collect();
         let arrived = order.iter().filter(|(_, time)| !time.is_censored()).count();
         let shares: BTreeMap<WorkerId, f64> = record.salvaged.iter().copied().collect();
         let whole = order.iter().map(|(worker, time)| match time.is_censored() {
@@ -32,9 +36,10 @@ impl ClosedRound {
                 Some(pace(time.bound(), *share, partial).as_secs_f64())
             }
         });
-        let came = arrived as f64 + shares.values().sum::<f64>();
+        let parts: f64 = shares.iter().map(|(worker, share)| record.load(*worker) * share).sum();
+        let came = loads[..arrived].iter().sum::<f64>() + parts;
         let each = if came > 0.0 { record.weight / came } else { record.weight };
-        ClosedRound { whole: whole.collect(), order, arrived, partial, each }
+        ClosedRound { whole: whole.collect(), order, loads, arrived, partial, each }
     }
 
     pub(crate) fn participants(&self) -> usize {
@@ -58,13 +63,19 @@ impl ClosedRound {
 
     /// Samples of a round that all finish.
     pub(crate) fn all(&self) -> f64 {
-        self.each * self.order.len().max(1) as f64
+        match self.loads.is_empty() {
+            true => self.each,
+            false => self.each * self.loads.iter().sum::<f64>(),
+        }
     }
 
     /// Samples that a cut at `time` with `count` arrivals brings, micro-batches of the others included.
     pub(crate) fn brings(&self, count: usize, time: f64) -> f64 {
-        let parts: u32 = (count..self.order.len()).map(|place| self.done(place, time)).sum();
-        self.each * (count as f64 + f64::from(parts) / f64::from(self.partial.max(1)))
+        let whole: f64 = self.loads[..count].iter().sum();
+        let parts: f64 = (count..self.order.len())
+            .map(|place| self.loads[place] * f64::from(self.done(place, time)))
+            .sum();
+        self.each * (whole + parts / f64::from(self.partial.max(1)))
     }
 
     /// The round as it looked when `count` had arrived, or after `elapsed` seconds, whichever is later.
@@ -72,16 +83,21 @@ impl ClosedRound {
         let elapsed = self.arrival(count.min(self.arrived)).map_or(elapsed, |at| at.max(elapsed));
         let mut scene = Scene { elapsed, partial: self.partial.max(1), ..Scene::default() };
         for (place, &(worker, time)) in self.order.iter().enumerate() {
-            let (run_time, weight) = (seconds(time), self.each);
-            match !time.is_censored() && run_time <= elapsed {
-                true => scene.arrived.push(Arrived { worker, run_time, weight }),
+            let load = self.loads[place];
+            let weight = self.each * load;
+            match !time.is_censored() && seconds(time) <= elapsed {
+                true => {
+                    let run_time = seconds(time.per_portion(load));
+                    scene.arrived.push(Arrived { worker, run_time, weight });
+                }
                 false => {
                     let done = self.done(place, elapsed);
                     let pace = self.whole[place].filter(|_| done > 0).map(|whole| {
-                        let each = whole / f64::from(self.partial);
+                        let each = whole / load / f64::from(self.partial);
                         Pace { last: each * f64::from(done), each }
                     });
-                    scene.silent.push(Silent { worker, elapsed, load: 1.0, weight, done, pace });
+                    let elapsed = elapsed / load;
+                    scene.silent.push(Silent { worker, elapsed, load, weight, done, pace });
                 }
             }
         }
@@ -99,10 +115,6 @@ impl ClosedRound {
     }
 }
 
-fn seconds(time: RunTime) -> f64 {
-    time.bound().as_secs_f64()
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -113,6 +125,15 @@ mod tests {
 
     /// Workers take 1, 2, 4 and 8 seconds; the round was cut when two were in.
     fn round(partial: u32, salvaged: &[(WorkerId, f64)], weight: f64) -> ClosedRound {
+        round_of(partial, salvaged, &[], weight)
+    }
+
+    fn round_of(
+        partial: u32,
+        salvaged: &[(WorkerId, f64)],
+        loads: &[(WorkerId, f64)],
+        weight: f64,
+    ) -> ClosedRound {
         let seconds = Duration::from_secs;
         let run_times = [
             (WorkerId(0), RunTime::Observed(seconds(2))),
@@ -129,7 +150,7 @@ mod tests {
             weight,
             run_times: &run_times,
             salvaged,
-            loads: &[],
+            loads,
         };
         ClosedRound::new(&record, partial)
     }
@@ -145,6 +166,23 @@ mod tests {
         let scene = round.scene(1, 0.0);
         assert_eq!((scene.elapsed, scene.arrived.len(), scene.gained()), (1.0, 1, 14.0));
         assert_eq!(round.scene(9, 0.0).arrived.len(), 2, "no more than came");
+    }
+
+    /// Predictors know whole portions; the round's order and its end are by the clock.
+    #[test]
+    fn a_worker_with_half_a_portion_is_shown_at_its_pace_for_a_whole_one() {
+        let loads = [(WorkerId(0), 0.5), (WorkerId(3), 0.5)];
+        let round = round_of(1, &[], &loads, 12.0);
+        assert_eq!((round.arrival(2), round.end(), round.all()), (Some(2.0), 2.0, 24.0));
+        assert_eq!([round.brings(1, 1.0), round.brings(2, 2.0)], [8.0, 12.0]);
+        let scene = round.scene(2, 0.0);
+        let arrived: Vec<(u32, f64, f64)> =
+            scene.arrived.iter().map(|a| (a.worker.0, a.run_time, a.weight)).collect();
+        assert_eq!(arrived, [(1, 1.0, 8.0), (0, 4.0, 4.0)]);
+        let silent: Vec<(u32, f64, f64)> =
+            scene.silent.iter().map(|s| (s.worker.0, s.elapsed, s.weight)).collect();
+        assert_eq!(silent, [(2, 2.0, 8.0), (3, 4.0, 4.0)]);
+        assert_eq!(scene.silent[1].after(1.0), 6.0);
     }
 
     #[test]

@@ -102,8 +102,8 @@ impl Learned {
     fn learn(&mut self, record: &RoundRecord<'_>) {
         self.rate.closed(record);
         self.probe.closed(record, self.rate.overhead());
-        let run_times = &with_pace(record, self.partial);
-        self.predictor.learn(&RoundRecord { run_times, ..*record });
+        let run_times = with_pace(record, self.partial);
+        self.predictor.learn(record.round, &run_times);
         if self.rule == Rule::Commit {
             // Most likely the same workers take part in the next round.
             self.commit_to(record.run_times.iter().map(|(worker, _)| *worker).collect());
@@ -182,7 +182,7 @@ impl Policy for Learned {
         self.gain.learn(scale);
     }
 
-    fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
-        self.backlog.late(worker, base, run_time);
+    fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime, load: f64) {
+        self.backlog.late(worker, base, run_time, load);
     }
 }

@@ -27,18 +27,19 @@ pub struct Scene {
 pub struct Arrived {
     /// Who.
     pub worker: WorkerId,
-    /// How long it took, in seconds, or would have taken for a whole portion.
+    /// How long it took, in seconds; of one that was given less, what a whole portion would have taken.
     pub run_time: f64,
     /// Samples it brought.
     pub weight: f64,
 }
 
-/// A worker that has not.
+/// A worker that has not. Its times are those of a whole portion, and `load` says what share of one it
+/// was given.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Silent {
     /// Who.
     pub worker: WorkerId,
-    /// Seconds since it could begin, over its load.
+    /// Seconds since it could begin.
     pub elapsed: f64,
     /// The share of a whole portion that it was given.
     pub load: f64,
@@ -53,7 +54,7 @@ pub struct Silent {
 /// When micro-batches are done, by those that are.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pace {
-    /// Seconds after which the last of them was done, over the load.
+    /// Seconds after which the last of them was done.
     pub last: f64,
     /// Seconds that each takes.
     pub each: f64,
@@ -66,26 +67,43 @@ impl Pace {
     }
 }
 
+impl Silent {
+    /// Its elapsed time after a further `wait` of the round, in seconds.
+    pub(crate) fn after(&self, wait: f64) -> f64 {
+        self.elapsed + wait / self.load
+    }
+
+    /// The further wait of the round, in seconds, until its elapsed time is `at`.
+    pub(crate) fn wait_until(&self, at: f64) -> f64 {
+        (at - self.elapsed) * self.load
+    }
+}
+
 impl Scene {
     /// What an open round looks like now.
     pub fn of(view: &RoundView<'_>) -> Scene {
-        let arrived = view.arrivals.iter().map(|arrival| Arrived {
-            worker: arrival.contribution.worker,
-            run_time: arrival.run_time.bound().as_secs_f64()
-                / view.load(arrival.contribution.weight / arrival.share),
-            weight: arrival.contribution.weight,
+        let arrived = view.arrivals.iter().map(|arrival| {
+            let load = view.load(arrival.contribution.weight / arrival.share);
+            Arrived {
+                worker: arrival.contribution.worker,
+                run_time: seconds(arrival.run_time.per_portion(load)),
+                weight: arrival.contribution.weight,
+            }
         });
         let silent = view.outstanding().map(|(worker, work)| {
             let load = view.load(f64::from(work.samples));
-            let elapsed = view.now.since(work.started).as_secs_f64() / load;
+            let since_start = |at: Time| {
+                let at_least = at.since(work.started);
+                seconds(RunTime::Censored { at_least }.per_portion(load))
+            };
+            let elapsed = since_start(view.now);
             let done = if view.partial > 1 { work.done.min(view.partial) } else { 0 };
-            let seconds = |at: Time| at.since(work.started).as_secs_f64() / load;
             // What comes before the first, the pull, is not in the pace if two are known.
             let (from, before) = match work.first {
-                Some((first, at)) if first < done => (seconds(at), first),
+                Some((first, at)) if first < done => (since_start(at), first),
                 _ => (0.0, 0),
             };
-            let last = seconds(work.done_at);
+            let last = since_start(work.done_at);
             let pace = Pace { last, each: (last - from) / f64::from(done - before) };
             // The last ends with the push, which is not in the pace.
             let slack = if done + 1 < view.partial { SLACK } else { LAST_SLACK };
@@ -129,6 +147,11 @@ impl Scene {
     }
 }
 
+/// Seconds of a run-time, or of its lower bound.
+pub(crate) fn seconds(time: RunTime) -> f64 {
+    time.bound().as_secs_f64()
+}
+
 /// The run-times of a closed round as whole portions take, a salvaged worker's as its [`pace`] until
 /// then foretells it.
 pub(crate) fn with_pace(record: &RoundRecord<'_>, partial: u32) -> Vec<(WorkerId, RunTime)> {
@@ -140,11 +163,7 @@ pub(crate) fn with_pace(record: &RoundRecord<'_>, partial: u32) -> Vec<(WorkerId
             times[index].1 = RunTime::Observed(pace(times[index].1.bound(), share, partial));
         }
     }
-    for &(worker, load) in record.loads {
-        if let Ok(index) = times.binary_search_by_key(&worker, |&(worker, _)| worker) {
-            times[index].1 = times[index].1.map(|time| time.div_f64(load));
-        }
-    }
+    times.iter_mut().for_each(|(worker, time)| *time = time.per_portion(record.load(*worker)));
     times
 }
 

@@ -1,6 +1,6 @@
 //! How good a predictor is, whatever is done with it: likelihood, CRPS, calibration, one round ahead.
 
-use paceline_core::{Round, RoundRecord, RunTime, Time, WorkerId};
+use paceline_core::{Round, RunTime, WorkerId};
 
 use crate::{
     intervals::{Interval, LEVELS},
@@ -57,16 +57,7 @@ pub fn score(
             predictor.expect();
             sums.add(predictor, times, round);
         }
-        predictor.learn(&RoundRecord {
-            round: Round(round as u64),
-            opened: Time::ZERO,
-            cut: Time::ZERO,
-            closed: Time::ZERO,
-            weight: times.len() as f64,
-            run_times: times,
-            salvaged: &[],
-            loads: &[],
-        });
+        predictor.learn(Round(round as u64), times);
     }
     sums.mean()
 }

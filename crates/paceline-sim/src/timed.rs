@@ -92,8 +92,8 @@ impl Policy for Timed {
         self.spend(false, |policy| policy.study());
     }
 
-    fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {
-        self.spend(false, |policy| policy.late(worker, base, run_time));
+    fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime, load: f64) {
+        self.spend(false, |policy| policy.late(worker, base, run_time, load));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use paceline_core::{RoundRecord, RunTime, Version, WorkerId};
+use paceline_core::{Round, RunTime, Version, WorkerId};
 use paceline_model::{Model, Seen, Tracker, TrackerOptions};
 
 use super::{Filter, Predictor, log_seconds};
@@ -81,14 +81,14 @@ impl Predictor for Bdsgd {
         (!self.is_new()).then(|| outlook.draw(&workers, count, seed))
     }
 
-    fn learn(&mut self, record: &RoundRecord<'_>) {
+    fn learn(&mut self, round: Round, run_times: &[(WorkerId, RunTime)]) {
         let mut seen = Seen::default();
-        for &(worker, run_time) in record.run_times {
+        for &(worker, run_time) in run_times {
             seen.workers.push(worker.0);
             seen.log_times.push(log_seconds(run_time) as f32);
             seen.observed.push(!run_time.is_censored());
         }
-        self.tracker.learn(record.round.base().0, &seen);
+        self.tracker.learn(round.base().0, &seen);
     }
 
     fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime) {

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use paceline_core::{RoundRecord, WorkerId};
+use paceline_core::{Round, RunTime, WorkerId};
 
 use super::{
     Predictor,
@@ -79,9 +79,9 @@ impl Predictor for Elfving {
         }
     }
 
-    fn learn(&mut self, record: &RoundRecord<'_>) {
+    fn learn(&mut self, _round: Round, run_times: &[(WorkerId, RunTime)]) {
         let mut sums = Sums::default();
-        for &(_, time) in record.run_times {
+        for &(_, time) in run_times {
             let x = time.bound().as_secs_f64();
             if time.is_censored() {
                 match sums.censored.last_mut() {

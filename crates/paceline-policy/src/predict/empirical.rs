@@ -1,7 +1,7 @@
 //! `empirical`: all run-times of the last rounds are draws from one distribution, its survival by
 //! product limit. No worker has a name (Q10).
 
-use paceline_core::{RoundRecord, WorkerId};
+use paceline_core::{Round, RunTime, WorkerId};
 
 use super::{Predictor, log_seconds, residuals::Residuals};
 use crate::scene::Scene;
@@ -41,13 +41,13 @@ impl Predictor for Empirical {
         self.pool.survival((log_elapsed - self.center.unwrap_or(log_elapsed)) / UNIT)
     }
 
-    fn learn(&mut self, record: &RoundRecord<'_>) {
-        let Some(first) = record.run_times.iter().find(|(_, time)| !time.is_censored()) else {
+    fn learn(&mut self, _round: Round, run_times: &[(WorkerId, RunTime)]) {
+        let Some(first) = run_times.iter().find(|(_, time)| !time.is_censored()) else {
             return;
         };
         let center = *self.center.get_or_insert(log_seconds(first.1));
         self.pool.decay(1.0 - 1.0 / MEMORY);
-        for &(_, time) in record.run_times {
+        for &(_, time) in run_times {
             let u = (log_seconds(time) - center) / UNIT;
             match time.is_censored() {
                 true => self.pool.censor(u, 1.0),

@@ -12,13 +12,15 @@ pub use bdsgd::Bdsgd;
 pub use elfving::Elfving;
 pub use empirical::Empirical;
 pub use filter::Filter;
-use paceline_core::{RoundRecord, RunTime, Version, WorkerId};
+use paceline_core::{Round, RunTime, Version, WorkerId};
 
 use crate::scene::Scene;
 
 /// Predicts run-times. One file (or folder) per predictor.
 ///
 /// Laws:
+/// - Every run-time and every silence, in and out, is that of a whole portion. Loads stay outside:
+///   [`Scene`], [`ClosedRound`](crate::closed::ClosedRound) and the policies convert.
 /// - [`Predictor::survival`] falls from 1 towards 0 as time grows.
 /// - Censored run-times count by their survival probability, never as if they had ended.
 pub trait Predictor: Send {
@@ -63,8 +65,8 @@ pub trait Predictor: Send {
         None
     }
 
-    /// A round closed.
-    fn learn(&mut self, record: &RoundRecord<'_>);
+    /// A round closed with these run-times, in worker order.
+    fn learn(&mut self, round: Round, run_times: &[(WorkerId, RunTime)]);
 
     /// A censored run-time became known.
     fn late(&mut self, _worker: WorkerId, _base: Version, _run_time: RunTime) {}
@@ -79,8 +81,6 @@ pub(crate) fn log_seconds(run_time: RunTime) -> f64 {
 fn show(predictor: &mut dyn Predictor, round: u64, times: &[f64], cut: f64) {
     use std::time::Duration;
 
-    use paceline_core::{Round, Time};
-
     let run_times: Vec<(WorkerId, RunTime)> = times
         .iter()
         .enumerate()
@@ -92,14 +92,5 @@ fn show(predictor: &mut dyn Predictor, round: u64, times: &[f64], cut: f64) {
             (WorkerId(worker as u32), time)
         })
         .collect();
-    predictor.learn(&RoundRecord {
-        round: Round(round),
-        opened: Time::ZERO,
-        cut: Time::ZERO,
-        closed: Time::ZERO,
-        weight: 0.0,
-        run_times: &run_times,
-        salvaged: &[],
-        loads: &[],
-    });
+    predictor.learn(Round(round), &run_times);
 }

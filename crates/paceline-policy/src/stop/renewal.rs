@@ -99,9 +99,9 @@ pub(crate) fn best_plan(predictor: &dyn Predictor, gain: &Gain, scene: &Scene, r
 /// next micro-batches are foretold.
 fn moments(last: f64, silent: &[Silent], m: u32) -> Vec<f64> {
     let next = |s: &Silent| {
-        let Silent { elapsed, load, done, pace, .. } = *s;
-        let ends = move |pace: Pace| (1..=m - done).map(move |j| (pace.end(j) - elapsed) * load);
-        pace.map(ends).into_iter().flatten()
+        let s = *s;
+        let ends = move |pace: Pace| (1..=m - s.done).map(move |j| s.wait_until(pace.end(j)));
+        s.pace.map(ends).into_iter().flatten()
     };
     let mut waits: Vec<f64> = silent.iter().flat_map(next).collect();
     waits.retain(|wait| (FIRST * last..last).contains(wait));
@@ -131,7 +131,7 @@ impl Arrives {
         for s in silent {
             if let Some(pace) = s.pace {
                 let whole = pace.end(m - s.done) * NEARLY;
-                let comes = |wait: &f64| f64::from(s.elapsed + wait / s.load >= whole);
+                let comes = |wait: &f64| f64::from(s.after(*wait) >= whole);
                 chances.extend(waits.iter().map(comes));
                 continue;
             }
@@ -139,7 +139,7 @@ impl Arrives {
                 of = (s.elapsed, s.load);
                 moments[0] = s.elapsed.max(1e-9).ln();
                 let later = moments[1..].iter_mut().zip(waits);
-                later.for_each(|(moment, wait)| *moment = (s.elapsed + wait / s.load).ln());
+                later.for_each(|(moment, wait)| *moment = s.after(*wait).ln());
             }
             predictor.survivals(s.worker, &moments, &mut survival);
             let now = survival[0].max(1e-12);
@@ -160,7 +160,7 @@ impl Arrives {
 fn share_done(predictor: &dyn Predictor, s: &Silent, wait: f64, m: u32) -> f64 {
     let (done, all) = (f64::from(s.done), f64::from(m));
     if let Some(pace) = s.pace {
-        let more = ((s.elapsed + wait / s.load) / NEARLY - pace.last) / pace.each.max(1e-9);
+        let more = (s.after(wait) / NEARLY - pace.last) / pace.each.max(1e-9);
         return (done + more.max(0.0).floor()).min(all) / all;
     }
     let survival = |x: f64| predictor.survival(s.worker, x.max(1e-9).ln());
@@ -169,7 +169,7 @@ fn share_done(predictor: &dyn Predictor, s: &Silent, wait: f64, m: u32) -> f64 {
     let from = survival(least);
     let to = if most.is_finite() { survival(most) } else { 0.0 };
     let by = |j: u32| {
-        let whole = (s.elapsed + wait / s.load) * all / f64::from(j);
+        let whole = s.after(wait) * all / f64::from(j);
         if whole <= least {
             0.0
         } else if whole >= most {

@@ -240,6 +240,9 @@ impl Run {
 fn fault(error: MachineError) -> LeaveReason {
     match error {
         MachineError::BadLoss { .. } => LeaveReason::NotFinite(error.to_string()),
+        MachineError::BadSquare { square, .. } if !square.is_finite() => {
+            LeaveReason::NotFinite(error.to_string())
+        }
         error => LeaveReason::Misbehaved(error.to_string()),
     }
 }

@@ -15,7 +15,7 @@ mod worker;
 
 use std::collections::VecDeque;
 
-use paceline_core::{RoundRecord, RunTime, Version, WorkerId};
+use paceline_core::{Round, RunTime, Version, WorkerId};
 
 use self::{
     common::{Common, Sight, fit_first},
@@ -200,8 +200,7 @@ impl Predictor for Filter {
         stays + shifted * (shifts - stays)
     }
 
-    fn learn(&mut self, record: &RoundRecord<'_>) {
-        let times = record.run_times;
+    fn learn(&mut self, round: Round, times: &[(WorkerId, RunTime)]) {
         if times.is_empty() {
             return;
         }
@@ -228,7 +227,7 @@ impl Predictor for Filter {
         self.rounds += 1;
         let drift = self.learn_workers(times);
         self.anchor(times, drift);
-        self.factors.push_back((record.round.base(), self.factor));
+        self.factors.push_back((round.base(), self.factor));
         if self.factors.len() > LATEST {
             self.factors.pop_front();
         }
