@@ -4,7 +4,7 @@
 //! The one forward pass serves fitting, adaptation and prediction. Buffers go back to a pool when
 //! the tape is cleared, so that a round costs no allocations once it has run.
 
-use paceline_matmul::{Matrix, Output, multiply};
+use paceline_params::matmul::{Matrix, Output, multiply};
 
 use crate::{
     math::{exp, sigmoid, tanh},

@@ -1,6 +1,6 @@
 //! The way back of a gradient, from what comes out of a convolution to what goes in.
 
-use paceline_matmul::{Matrix, Output, multiply};
+use paceline_params::matmul::{Matrix, Output, multiply};
 
 use crate::bordered::{Bordered, Filters};
 use crate::kernel::{LANES, Lanes, correlate};

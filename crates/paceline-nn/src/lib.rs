@@ -2,9 +2,9 @@
 //!
 //! A worker loads the training half of a [`DataSource`], [`build`]s a [`Model`] for its shape, takes
 //! flat parameters in and gives summed gradients out. Layers are written by hand on
-//! [`paceline_matmul`] and a convolution of our own: on one core, in batches of 64, the CNN runs seven times as
-//! fast as the same network on burn's autodiff, the MLP twice. burn is the reference in a test
-//! instead (feature `burn`).
+//! [`paceline_params::matmul`] and a convolution of our own: on one core, in batches of 64, the CNN
+//! runs seven times as fast as the same network on burn's autodiff, the MLP twice. burn is the
+//! reference in a test instead (feature `burn`).
 
 mod adjoint;
 mod average;

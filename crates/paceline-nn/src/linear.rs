@@ -3,7 +3,7 @@
 use crate::TensorSpec;
 use crate::layer::{Layer, Step, add_rows, fill_rows, rectify, stop_rectified, uniform};
 use crate::rng::Stream;
-use paceline_matmul::{Matrix, Output, multiply};
+use paceline_params::matmul::{Matrix, Output, multiply};
 
 /// y = x·W + b, with or without a rectifier after it; W is inputs × outputs.
 pub(crate) struct Linear {

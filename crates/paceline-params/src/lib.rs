@@ -1,5 +1,6 @@
 //! Parameters: their [layout](Layout) in blocks and shards, the kernels that [fold](fold())
-//! contributions and [apply](OptimizerSpec::apply) the update, and [checkpoints](checkpoint).
+//! contributions and [apply](OptimizerSpec::apply) the update, [matrix products](matmul), and
+//! [checkpoints](checkpoint).
 //!
 //! A model is an ordered list of named tensors. Laid end to end they are one flat vector of `f32`,
 //! and everything here works on ranges of that vector: a block is a range of elements, a shard is
@@ -8,6 +9,7 @@
 //! This crate never opens a socket, never reads a clock, and never starts a thread.
 
 pub mod checkpoint;
+pub mod matmul;
 
 mod block;
 mod clip;

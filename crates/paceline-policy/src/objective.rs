@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
+use paceline_params::LrScaling;
 use serde::{Deserialize, Serialize};
 
 /// What a run wants the most of, a second.
@@ -14,6 +15,16 @@ pub enum Objective {
     /// Progress: B/(B + 𝓑) for B samples, 𝓑 being the gradient noise scale. That is what a learning
     /// rate that follows AdaScale's gain makes of B samples.
     Progress,
+}
+
+impl Objective {
+    /// The learning-rate scaling under which a round yields as much as the objective counts for it.
+    pub fn lr_scaling(self) -> LrScaling {
+        match self {
+            Objective::Samples => LrScaling::Linear,
+            Objective::Progress => LrScaling::AdaScale,
+        }
+    }
 }
 
 impl fmt::Display for Objective {

@@ -1,4 +1,5 @@
-//! Matrix products: a safe face for gemm.
+//! Matrix products on the calling thread: a safe interface to gemm, for the native models and the
+//! model of run-times.
 
 use gemm::Parallelism;
 
@@ -31,19 +32,19 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// What becomes of the values that the output holds.
+/// How the product is stored in the output.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Output {
-    /// They are overwritten.
+    /// It replaces the values.
     Set,
-    /// The product is added to them.
+    /// It is added to the values.
     Add,
 }
 
-/// Puts a·b, row by row, into `out`, on the calling thread alone.
+/// Stores a·b, row by row, in `out`. Uses the calling thread only.
 ///
-/// The order of the sums depends on the sizes and the processor only, so the same inputs give the
-/// same bits.
+/// The order of the sums depends only on the sizes and the processor, so equal inputs give equal
+/// bits.
 #[expect(unsafe_code, reason = "gemm takes raw pointers")]
 pub fn multiply(a: Matrix<'_>, b: Matrix<'_>, mode: Output, out: &mut [f32]) {
     assert_eq!(a.cols, b.rows, "inner extents agree");
