@@ -28,17 +28,13 @@ pub struct ServerConfig {
     pub seed: u64,
     /// Samples in an epoch.
     pub samples: u32,
-    /// Samples that a worker is given per round.
-    pub batch: u32,
-    /// Parts in which a worker does its round's work.
-    pub micro_batches: u32,
     /// When a round stops waiting.
     pub policy: PolicySpec,
     /// What it wants the most of.
     pub objective: Objective,
     /// The model of run-times that such policies begin with as have one.
     pub run_time_model: Arc<Model>,
-    /// Quorum, graces, stragglers, and how many workers the first round waits for.
+    /// Quorum, graces, stragglers, batches, and how many workers the first round waits for.
     pub round: RoundConfig,
     /// How the parameters are cut up and spread.
     pub placement: Placement,

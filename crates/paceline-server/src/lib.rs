@@ -11,6 +11,7 @@ mod door;
 mod input;
 mod placement;
 mod remote;
+mod rules;
 mod run;
 mod shard;
 mod update;
@@ -20,4 +21,5 @@ pub use config::{
     CheckpointConfig, Limits, MissingToken, Placement, SavedState, ServerConfig, Start, check_bind,
 };
 pub use remote::{ShardConfig, serve_shard};
+pub use rules::{ConfigError, MAX_SHARDS, Rules};
 pub use run::{Evaluation, Evaluator, Outcome, ServerError, serve};

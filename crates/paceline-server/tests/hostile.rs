@@ -367,7 +367,7 @@ fn a_worker_that_hangs_up_in_mid_push_leaves_as_any_other_does() {
 fn half_a_contribution_of_one_and_half_of_another_under_its_number_are_none() {
     let mut config = endless();
     config.round.quorum = 3;
-    config.round.expected = 2;
+    config.round.expected = 3;
     config.round.quorum_grace = common::LIMIT;
     config.round.join_grace = common::LIMIT;
     let mut server = Server::start(config, start());

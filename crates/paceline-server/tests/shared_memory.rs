@@ -200,7 +200,6 @@ fn salvage_late_folds_and_stale_rounds_go_by_memory_too() {
         let mut config = config(3);
         config.policy = policy.parse().unwrap();
         config.round.straggler = straggler;
-        config.round.micro_batches = config.micro_batches;
         if policy == "static:2" && straggler == Straggler::Finish {
             config.round.late = Late::Fold;
         }

@@ -160,7 +160,7 @@ fn epochs_end_when_every_sample_was_used_once() {
     let mut config = config(3);
     config.limits.rounds = None;
     config.limits.epochs = Some(2);
-    config.batch = 64;
+    config.round.batch = 64;
     let outcome = run(config, "", 3);
     assert_eq!(outcome.reason, StopReason::Epochs);
     assert_eq!(outcome.samples.used, 2 * u64::from(common::SAMPLES));
@@ -271,7 +271,7 @@ impl paceline_worker::Compute for Endless {
 fn a_straggler_stops_in_the_middle_of_a_micro_batch() {
     let mut config = config(2);
     config.policy = "static:1".parse().unwrap();
-    config.micro_batches = 1;
+    config.round.micro_batches = 1;
     config.limits.rounds = Some(20);
     let server = Server::start(config, start());
     let (works, never_done) = (server.worker(0), server.worker_with(1, "", || Box::new(Endless)));

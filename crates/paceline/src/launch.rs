@@ -35,11 +35,11 @@ pub(crate) struct Crew {
 }
 
 impl Crew {
-    /// Starts `config.workers` workers for the server at `address`.
+    /// Starts `config.cluster.workers` workers for the server at `address`.
     pub(crate) fn start(config: &RunConfig, address: SocketAddr, dir: &RunDir) -> Result<Self> {
         let exe = std::env::current_exe().context("failed to find this program")?;
         let (scenario, cores) = (config.scenario()?, host::core_numbers()?);
-        let (alive, running) = watch::channel(config.workers as usize);
+        let (alive, running) = watch::channel(config.cluster.workers as usize);
         let alive = Arc::new(alive);
         let mut crew = Crew {
             members: Vec::new(),
@@ -49,7 +49,7 @@ impl Crew {
             logs: Vec::new(),
             running,
         };
-        for worker in 0..config.workers {
+        for worker in 0..config.cluster.workers {
             let (log, path) = dir.worker_log(worker)?;
             crew.logs.push((path, log.metadata().map_or(0, |log| log.len())));
             let treatment = scenario.of(worker);
@@ -57,7 +57,7 @@ impl Crew {
             if let Some(core) = core.filter(|_| treatment.hog) {
                 crew.hogs.push(hog(&exe, core)?);
             }
-            let way = crew.way(&exe, worker, &treatment, address, config.seed)?;
+            let way = crew.way(&exe, worker, &treatment, address, config.task.seed)?;
             let recipe = Recipe {
                 exe: exe.clone(),
                 entrance: way.entrance,
@@ -148,9 +148,9 @@ fn args(
     let flags = [
         Some(("--connect", address.to_string())),
         Some(("--index", worker.to_string())),
-        Some(("--data", config.data.to_string())),
+        Some(("--data", config.task.data.to_string())),
         Some(("--transport", transport.to_string())),
-        config.nominal.map(|nominal| ("--nominal", nominal.to_string())),
+        config.faults.nominal.map(|nominal| ("--nominal", nominal.to_string())),
         core.map(|core| ("--pin", core.to_string())),
         nice.map(|more| ("--nice", more.to_string())),
     ];

@@ -24,6 +24,7 @@ mod run_dir;
 mod scenario;
 mod server;
 mod session;
+mod settings;
 mod simulate;
 mod span;
 mod stall;

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     config::RunConfig,
+    settings::RecordSettings,
     summary::{Earlier, Summary},
 };
 
@@ -24,10 +25,10 @@ pub(crate) struct RunDir {
 impl RunDir {
     /// Makes the folder of a new run; `config` gets the name that it was given.
     pub(crate) fn create(config: &mut RunConfig) -> Result<Self> {
-        let parent = Path::new(&config.run_dir);
+        let parent = Path::new(&config.record.run_dir);
         fs::create_dir_all(parent)
             .with_context(|| format!("failed to make the folder {}", parent.display()))?;
-        let name = match &config.name {
+        let name = match &config.record.name {
             Some(name) => {
                 check_name(name)?;
                 claim(parent, name)?.with_context(|| {
@@ -41,7 +42,7 @@ impl RunDir {
             None => made_up_name(parent, config)?,
         };
         let dir = RunDir::open(parent.join(&name))?;
-        config.name = Some(name);
+        config.record.name = Some(name);
         dir.write_config(config)?;
         Ok(dir)
     }
@@ -107,7 +108,8 @@ impl RunDir {
 
     /// Without the name: a run that is repeated from it gets one of its own.
     pub(crate) fn write_config(&self, config: &RunConfig) -> Result<()> {
-        let text = toml::to_string(&RunConfig { name: None, ..config.clone() })
+        let record = RecordSettings { name: None, ..config.record.clone() };
+        let text = toml::to_string(&RunConfig { record, ..config.clone() })
             .context("failed to write the settings down")?;
         self.write(CONFIG, text.as_bytes())
     }
@@ -156,7 +158,7 @@ fn claim(parent: &Path, name: &str) -> Result<Option<String>> {
 }
 
 fn made_up_name(parent: &Path, config: &RunConfig) -> Result<String> {
-    let model = config.model.to_string().replace(':', "-");
+    let model = config.task.model.to_string().replace(':', "-");
     for number in 1..100_000 {
         if let Some(name) = claim(parent, &format!("{model}-{number:03}"))? {
             return Ok(name);
@@ -171,7 +173,9 @@ mod tests {
 
     fn config(dir: &Path, name: Option<&str>) -> RunConfig {
         let run_dir = dir.to_string_lossy().into_owned();
-        RunConfig { run_dir, name: name.map(str::to_owned), ..RunConfig::default() }
+        let name = name.map(str::to_owned);
+        let record = RecordSettings { run_dir, name, ..RecordSettings::default() };
+        RunConfig { record, ..RunConfig::default() }
     }
 
     #[test]
@@ -181,11 +185,11 @@ mod tests {
         let mut second = config(dir.path(), None);
         RunDir::create(&mut first).unwrap();
         RunDir::create(&mut second).unwrap();
-        assert_eq!(first.name.as_deref(), Some("cnn-001"));
-        assert_eq!(second.name.as_deref(), Some("cnn-002"));
-        let found = RunDir::find("cnn-002", &first.run_dir).unwrap();
+        assert_eq!(first.record.name.as_deref(), Some("cnn-001"));
+        assert_eq!(second.record.name.as_deref(), Some("cnn-002"));
+        let found = RunDir::find("cnn-002", &first.record.run_dir).unwrap();
         assert!(found.config().is_file());
-        let shared = RunDir::find("cnn-002", &first.run_dir).unwrap_err().to_string();
+        let shared = RunDir::find("cnn-002", &first.record.run_dir).unwrap_err().to_string();
         assert!(shared.contains("another process is working"), "{shared}");
     }
 

@@ -44,7 +44,7 @@ pub(crate) fn run(args: &ServerArgs) -> Result<ExitCode> {
 
 /// A shard is told by its coordinator what the run is.
 fn refuse_settings(args: &TrainArgs) -> Result<()> {
-    let mut given = args.flags.given()?;
+    let mut given = args.flags.given();
     given.extend(args.config.is_some().then(|| "a config file".to_owned()));
     given.extend(args.resume.is_some().then(|| "resume".to_owned()));
     given.extend(args.json.then(|| "json".to_owned()));

@@ -27,6 +27,7 @@ use crate::{
     launch::Crew,
     model,
     run_dir::RunDir,
+    settings::TaskSettings,
     summary::Summary,
     workload::Workload,
 };
@@ -58,11 +59,11 @@ const MAX_OWN_WORKERS: u32 = 1024;
 
 impl Others {
     fn check(&self, config: &RunConfig, resumed: bool) -> Result<()> {
-        let slow = !config.stragglers.is_empty() || config.nominal.is_some();
+        let slow = !config.faults.stragglers.is_empty() || config.faults.nominal.is_some();
         let error = match self.own_workers {
-            true if config.workers > MAX_OWN_WORKERS => format!(
+            true if config.cluster.workers > MAX_OWN_WORKERS => format!(
                 "{} worker processes are more than the {MAX_OWN_WORKERS} that one machine is given",
-                config.workers
+                config.cluster.workers
             ),
             // A run that was begun by `train` may be gone on with on several machines.
             false if slow && !resumed => "workers are slow by themselves: give --stragglers and \
@@ -90,12 +91,10 @@ impl Session {
         };
         config.settle();
         others.check(&config, resumed.is_some())?;
-        let costs = config.costs()?;
-        let workload = Workload::load(config.model, &config.data, config.seed)?
-            .costing(costs.as_ref(), config.seed)?;
-        let costs = workload.costs.as_deref().filter(|_| config.balance);
-        let balance = costs.map(Costs::fingerprint);
-        let (tensors, params) = workload.begin(config.seed)?;
+        let TaskSettings { model, ref data, ref costs, balance, seed } = config.task;
+        let workload = Workload::load(model, data, seed)?.costing(costs.as_ref(), seed)?;
+        let balanced_by = workload.costs.as_deref().filter(|_| balance).map(Costs::fingerprint);
+        let (tensors, params) = workload.begin(seed)?;
         let fresh = Start {
             tensors,
             params: FlatVec::from(params),
@@ -105,11 +104,11 @@ impl Session {
             ledger: None,
             noise: NoiseScale::default(),
         };
-        let run_time_model = model::load(config.run_time_model.as_deref().map(Path::new))?;
+        let run_time_model = model::load(config.round.run_time_model.as_deref().map(Path::new))?;
         let (dir, start) = match resumed {
             Some(dir) => {
-                let start = resume(&dir, &config, balance, &fresh)?;
-                config.name = dir.name();
+                let start = resume(&dir, &config, balanced_by, &fresh)?;
+                config.record.name = dir.name();
                 check_unfinished(&dir, &config, &start, workload.samples)?;
                 dir.write_config(&config)?;
                 (dir, start)
@@ -118,7 +117,7 @@ impl Session {
         };
         let samples = workload.samples;
         let server = ServerConfig {
-            balance,
+            balance: balanced_by,
             ..server_config(&config, run_time_model, &dir, samples, others)?
         };
         for doubt in config.doubts() {
@@ -126,9 +125,9 @@ impl Session {
         }
         let (evaluator, json) = (workload.evaluator()?, args.json);
         let bias = workload.costs.map(|costs| {
-            let costs = Costs::new(costs, config.batch);
-            let balance = config.balance.then(|| costs.clone());
-            CostBias::new(OrderSpec { balance, ..OrderSpec::new(config.seed, samples) }, costs)
+            let costs = Costs::new(costs, config.round.batch);
+            let balance = balance.then(|| costs.clone());
+            CostBias::new(OrderSpec { balance, ..OrderSpec::new(seed, samples) }, costs)
         });
         Ok(Session { config, dir, start, server, evaluator, bias, json })
     }
@@ -149,7 +148,7 @@ impl Session {
         };
         let (events, recorder) = record(&dir, goal(&server, &config), bias)?;
         let crew = start_crew(&config, &dir)?;
-        let quorum = config.quorum;
+        let quorum = config.round.quorum;
         let gone = crew.as_ref().map(Crew::all_gone);
         let interrupt = async move {
             tokio::select! {
@@ -210,13 +209,13 @@ fn resume(dir: &RunDir, config: &RunConfig, balance: Option<u64>, fresh: &Start)
     };
     let (optimizer, model) = (saved.optimizer.to_string(), saved.model.clone());
     let (start, state) = Start::resume(saved).with_context(context)?;
-    let balance = SavedState::balance(balance, config.batch);
+    let balance = SavedState::balance(balance, config.round.batch);
     let now = [
-        ("model", model, config.model.to_string()),
-        ("optimizer", optimizer, config.optimizer.to_string()),
-        ("seed", state.seed.to_string(), config.seed.to_string()),
+        ("model", model, config.task.model.to_string()),
+        ("optimizer", optimizer, config.update.optimizer.to_string()),
+        ("seed", state.seed.to_string(), config.task.seed.to_string()),
         ("balance of batches", state.balance, balance),
-        ("data", state.data, config.data.to_string()),
+        ("data", state.data, config.task.data.to_string()),
     ];
     for (what, then, now) in &now {
         ensure!(then == now, differs(what, then, now));
@@ -225,7 +224,7 @@ fn resume(dir: &RunDir, config: &RunConfig, balance: Option<u64>, fresh: &Start)
         start.tensors == fresh.tensors,
         "the tensors in the checkpoint {} are not those of this {}",
         path.display(),
-        config.model
+        config.task.model
     );
     Ok(start)
 }
@@ -253,7 +252,7 @@ fn check_unfinished(dir: &RunDir, config: &RunConfig, start: &Start, samples: u3
         }
         () => return Ok(()),
     };
-    let name = config.name.as_deref().unwrap_or_default();
+    let name = config.record.name.as_deref().unwrap_or_default();
     let error = format!("the run {name} is finished: {done}; to go on, give a {flag}");
     Err(Usage(error).into())
 }
@@ -270,44 +269,42 @@ fn server_config(
     // A link that is slow on purpose must be gone over.
     let narrow = slow_shards.values().any(|pace| pace.rate.is_some());
     Ok(ServerConfig {
-        name: config.name.clone().unwrap_or_default(),
-        model: config.model.to_string(),
-        data: config.data.to_string(),
-        pull: config.pull,
-        push: config.push,
-        max_stale: config.max_stale,
-        shard_nominal: config.shard_nominal.map(|span| span.0),
+        name: config.record.name.clone().unwrap_or_default(),
+        model: config.task.model.to_string(),
+        data: config.task.data.to_string(),
+        pull: config.weak.pull,
+        push: config.weak.push,
+        max_stale: config.weak.max_stale,
+        shard_nominal: config.faults.shard_nominal.map(|span| span.0),
         slow_shards,
-        costs: config.costs.clone().unwrap_or_default(),
+        costs: config.task.costs.as_ref().map(ToString::to_string).unwrap_or_default(),
         balance: None,
-        seed: config.seed,
+        seed: config.task.seed,
         samples,
-        batch: config.batch,
-        micro_batches: config.micro_batches,
-        policy: config.policy,
+        policy: config.round.policy,
         objective: config.objective(),
         run_time_model,
-        round: config.round(),
+        round: config.round_config(),
         placement: config.placement(others.remote_shards),
-        wire: config.wire,
-        update: config.update(),
+        wire: config.cluster.wire,
+        update: config.update_config(),
         limits: config.limits(),
-        deterministic: config.deterministic,
+        deterministic: config.round.deterministic,
         checkpoints: Some(CheckpointConfig {
             dir: dir.checkpoints(),
-            every: config.checkpoint_every.unwrap_or(epoch),
-            keep: config.keep_checkpoints,
+            every: config.record.checkpoint_every.unwrap_or(epoch),
+            keep: config.record.keep_checkpoints,
         }),
-        evaluate_every: config.eval_every.unwrap_or(epoch),
+        evaluate_every: config.record.eval_every.unwrap_or(epoch),
         heartbeat: config.heartbeat(),
-        liveness: config.liveness.0,
+        liveness: config.round.liveness.0,
         token: others.token,
-        transport: if narrow { Transport::Tcp } else { config.transport },
+        transport: if narrow { Transport::Tcp } else { config.cluster.transport },
     })
 }
 
 fn goal(server: &ServerConfig, config: &RunConfig) -> Goal {
-    let weight = f64::from(config.workers) * f64::from(config.batch);
+    let weight = config.samples_per_round() as f64;
     Goal { rounds: server.limits.rounds, epochs: server.limits.epochs, weight }
 }
 

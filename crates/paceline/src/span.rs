@@ -8,12 +8,6 @@ use serde::{Deserialize, Serialize, de};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span(pub(crate) Duration);
 
-impl Span {
-    pub(crate) const fn secs(secs: u64) -> Span {
-        Span(Duration::from_secs(secs))
-    }
-}
-
 const UNITS: [(&str, f64); 4] = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
 
 impl FromStr for Span {

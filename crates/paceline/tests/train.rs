@@ -61,7 +61,7 @@ fn wrong_input_is_refused_with_what_and_where_and_leaves_nothing_behind() {
     place.run("train --stragglers shard:2:5").failed(2, &["shard 2, but there are 2"]);
     place.run("train --pull most").failed(2, &["use all, auto, or a share"]);
     place.run("train --pull auto --clip norm:1").failed(2, &["clip needs --pull all"]);
-    place.run("train --pull 0.5 --policy async").failed(2, &["async and stale need --pull all"]);
+    place.run("train --pull 0.5 --policy async").failed(2, &["policy async needs --pull all"]);
     place.run("train --pull auto --max-stale 0").failed(2, &["max-stale must be at least 1"]);
     place.run("train --shards 100000").failed(2, &["shards must be from 1 to 1024"]);
     place.run("train --workers 2000").failed(2, &["2000 worker processes"]);

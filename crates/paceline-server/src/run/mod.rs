@@ -21,7 +21,6 @@ use paceline_params::{Layout, LayoutError, ParamHash};
 use paceline_policy::{wait_for_updates, wait_rule};
 use paceline_wire::{
     FrameError, Listener,
-    frame::MAX_BLOCK,
     message::{ToShard, ToWorker},
 };
 use thiserror::Error;
@@ -37,6 +36,7 @@ use crate::{
     door::Door,
     input::Input,
     placement::Shards,
+    rules::ConfigError,
     shard::unfolded,
     workers::{Workers, roomy},
 };
@@ -98,9 +98,9 @@ pub enum ServerError {
     /// The listener does not tell where it listens.
     #[error("failed to tell where the server listens: {0}")]
     Listener(#[source] std::io::Error),
-    /// There are more workers than a run takes.
-    #[error("{0} workers are more than the {MAX_WORKERS} that a run takes")]
-    TooManyWorkers(usize),
+    /// Settings out of range, or that do not go together.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// A shard failed.
     #[error("{0}")]
     Shard(String),
@@ -121,13 +121,11 @@ pub async fn serve(
     events: mpsc::Sender<Event>,
     interrupt: impl Future<Output = StopReason>,
 ) -> Result<Outcome, ServerError> {
+    config.check()?;
     check_listener(&listener, config.token.as_deref())?;
     let (inputs, mut queue) = unbounded_channel();
-    let layout = Layout::new(
-        start.tensors.clone(),
-        config.placement.block_elems.min(MAX_BLOCK / size_of::<f32>()),
-        config.placement.shards,
-    )?;
+    let layout =
+        Layout::new(start.tensors.clone(), config.placement.block_elems, config.placement.shards)?;
     check_start(&start, &config, &layout)?;
     let staging = staging(&config, &layout)?;
     let door = Arc::new(Door {
@@ -171,18 +169,14 @@ fn check_start(start: &Start, config: &ServerConfig, layout: &Layout) -> Result<
 
 /// Contributions that may be staged at once.
 fn staging(config: &ServerConfig, layout: &Layout) -> Result<u32, ServerError> {
-    let expected = config.round.expected;
-    let workers = u32::try_from(expected)
-        .ok()
-        .filter(|&workers| workers <= MAX_WORKERS)
-        .ok_or(ServerError::TooManyWorkers(expected))?;
+    let workers = config.round.expected as u32;
     let one = contribution_bytes(layout);
     let fit = u32::try_from(config.placement.staging_bytes / one).unwrap_or(u32::MAX).max(1);
     if config.deterministic && fit < workers {
         let (needed, bound) = (one * u64::from(workers), config.placement.staging_bytes);
         return Err(ServerError::Staging { workers, needed, bound });
     }
-    Ok(fit.min(roomy(expected) as u32))
+    Ok(fit.min(roomy(config.round.expected) as u32))
 }
 
 /// What one contribution takes in the staging memory.
@@ -287,7 +281,7 @@ impl Run {
                 );
             }
         }
-        let mut core = Coordinator::new(round, policy, ledger, config.batch, weak, first);
+        let mut core = Coordinator::new(round, policy, ledger, config.round.batch, weak, first);
         if config.wants_noise() {
             core = core.with_noise(start.noise.clone());
         }

@@ -54,7 +54,7 @@ impl Run {
             ledger: self.core.ledger().state(),
             seed: self.config.seed,
             data: self.config.data.clone(),
-            balance: SavedState::balance(self.config.balance, self.config.batch),
+            balance: SavedState::balance(self.config.balance, self.config.round.batch),
             noise: self.core.noise().clone(),
         };
         self.snapshot = Some(Snapshot {

@@ -40,13 +40,13 @@ pub fn config(workers: usize) -> ServerConfig {
         balance: None,
         seed: 1,
         samples: SAMPLES,
-        batch: 8,
-        micro_batches: 2,
         policy: "full".parse().unwrap(),
         objective: paceline_policy::Objective::Samples,
         run_time_model: paceline_model::Model::prior(),
         round: RoundConfig {
             expected: workers,
+            batch: 8,
+            micro_batches: 2,
             quorum_grace: Duration::from_millis(300),
             ..RoundConfig::default()
         },
