@@ -12,6 +12,7 @@ use crate::{
     analyze::{self, AnalyzeArgs},
     compare::{self, CompareArgs},
     config::Usage,
+    console,
     flags::RunFlags,
     host,
     link::{self, LinkArgs},
@@ -165,20 +166,20 @@ pub fn main() -> ExitCode {
         .with_env_filter(
             EnvFilter::try_from_env("PACELINE_LOG").unwrap_or_else(|_| EnvFilter::new("warn")),
         )
-        .with_writer(std::io::stderr)
-        // Complaints about a closed standard error would go to standard error.
-        .log_internal_errors(false)
+        .with_writer(|| console::Diagnostics)
         .init();
-    match run(Cli::parse().command) {
+    let code = match run(Cli::parse().command) {
         Ok(code) => code,
         Err(error) => {
-            crate::display::say(format_args!("error: {}", explain(&error)));
+            console::say(format_args!("error: {}", explain(&error)));
             match error.is::<Usage>() {
                 true => ExitCode::from(2),
                 false => ExitCode::FAILURE,
             }
         }
-    }
+    };
+    console::flush();
+    code
 }
 
 /// Lists the policies, one line each.

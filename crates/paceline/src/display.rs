@@ -3,12 +3,13 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     fmt::Display as Text,
-    io::{self, Write},
     time::Duration,
 };
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use paceline_core::{Event, EventKind, LeaveReason, ShardId, StopReason, Time, WorkerId};
+
+use crate::console::{self, Status, say};
 
 /// Lines in a pipe come this often.
 const EVERY: Duration = Duration::from_secs(2);
@@ -16,16 +17,8 @@ const EVERY: Duration = Duration::from_secs(2);
 /// Rates are over this long.
 const WINDOW: Duration = Duration::from_secs(5);
 
-/// Says a line on standard error. Whoever read it may have gone (`2>&1 | head`), which is no reason
-/// to end a run.
-pub(crate) fn say(line: impl Text) {
-    let _ = writeln!(io::stderr(), "{line}");
-}
-
-/// Prints a line on standard output; nobody need be there to read it.
-pub(crate) fn print(line: impl Text) {
-    let _ = writeln!(io::stdout(), "{line}");
-}
+/// The bar is drawn this often.
+const REDRAW: Duration = Duration::from_millis(100);
 
 /// Where a run will be over, as far as that can be told.
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,11 +31,13 @@ pub(crate) struct Goal {
     pub(crate) weight: f64,
 }
 
-/// Draws a run from its events.
+/// Draws a run from its events. It never waits for whoever reads standard error ([`console`]).
 pub(crate) struct Display {
-    bar: Option<ProgressBar>,
+    /// Standard error is a terminal: there is a bar.
+    has_bar: bool,
     state: State,
-    last_line: Time,
+    /// When the last line was written, or the bar was drawn.
+    drawn: Time,
 }
 
 /// What the events say of the run so far.
@@ -75,9 +70,12 @@ impl Display {
         let bar = bar.with_style(
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
         );
-        let bar = (!bar.is_hidden()).then_some(bar);
+        let has_bar = !bar.is_hidden();
+        if has_bar {
+            console::show_bar(bar);
+        }
         let state = State { goal, ..State::default() };
-        Display { bar, state, last_line: Time::ZERO }
+        Display { has_bar, state, drawn: Time::ZERO }
     }
 
     pub(crate) fn event(&mut self, event: &Event) {
@@ -92,23 +90,23 @@ impl Display {
                 staging_bytes,
                 ..
             } => {
-                self.say(&format!(
+                say(format_args!(
                     "{name}: {workers} workers, {shards} shards, {parameters} parameters, policy \
                      {policy}; staging at most {:.1} MiB",
                     *staging_bytes as f64 / f64::from(1 << 20)
                 ));
             }
             EventKind::WorkerLeft { worker, why } if *why != LeaveReason::Finished => {
-                self.say(&format!("{worker} left: {why}; its samples go to others"));
+                say(format_args!("{worker} left: {why}; its samples go to others"));
             }
-            EventKind::Useless { worker, name, rounds } => self.say(&format!(
+            EventKind::Useless { worker, name, rounds } => say(format_args!(
                 "{worker} ({name}): nothing of it was used in {rounds} rounds; take it away, or give \
                  it less (--rebalance true, with auto or filter)"
             )),
             EventKind::ConnectionClosed { peer, error } => {
-                self.say(&format!("closed the connection of {peer}: {error}"));
+                say(format_args!("closed the connection of {peer}: {error}"));
             }
-            EventKind::Evaluated { version, loss, accuracy } => self.say(&format!(
+            EventKind::Evaluated { version, loss, accuracy } => say(format_args!(
                 "round {}: test accuracy {:.2} %, test loss {loss:.4}",
                 version.0,
                 accuracy * 100.0
@@ -119,36 +117,24 @@ impl Display {
         }
     }
 
-    /// A line above the bar, or just a line.
-    pub(crate) fn say(&self, line: &str) {
-        match &self.bar {
-            Some(bar) => bar.println(line),
-            None => say(line),
-        }
-    }
-
     fn update(&mut self, now: Time) {
-        match &self.bar {
-            Some(bar) => {
-                self.state.goal().into_iter().for_each(|goal| bar.set_length(goal));
-                bar.set_position(self.state.rounds);
-                bar.set_message(self.state.line());
-            }
-            None if now.since(self.last_line) >= EVERY => {
-                self.last_line = now;
-                let goal = self.state.goal().map(|goal| format!("/{goal}")).unwrap_or_default();
-                say(format_args!("round {}{goal} {}", self.state.rounds, self.state.line()));
-                self.state.late.clear();
-                self.state.awaited.clear();
-            }
-            None => {}
+        let every = if self.has_bar { REDRAW } else { EVERY };
+        if now.since(self.drawn) < every {
+            return;
         }
+        self.drawn = now;
+        let (goal, rounds, text) = (self.state.goal(), self.state.rounds, self.state.line());
+        if self.has_bar {
+            return console::show_status(Status { goal, rounds, text });
+        }
+        let goal = goal.map(|goal| format!("/{goal}")).unwrap_or_default();
+        say(format_args!("round {rounds}{goal} {text}"));
+        self.state.late.clear();
+        self.state.awaited.clear();
     }
 
     fn stop(&mut self, reason: &StopReason) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+        console::clear_bar();
         if !reason.is_success() {
             say(format_args!("stopped: {reason}"));
         }

@@ -8,6 +8,7 @@ mod checks;
 mod cli;
 mod compare;
 mod config;
+mod console;
 mod display;
 mod disturbance;
 mod event_log;

@@ -18,7 +18,7 @@ use paceline_worker::SlownessSpec;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::watch;
 
-use crate::{display::say, disturbance::Preemption, host, scenario::Treatment, stall::Stall};
+use crate::{console::say, disturbance::Preemption, host, scenario::Treatment, stall::Stall};
 
 /// How long a worker has to end by itself after the run.
 const PARTING: Duration = Duration::from_secs(3);

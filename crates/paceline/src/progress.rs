@@ -8,17 +8,22 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::console::say;
+
 /// Nothing is shown of what is done sooner.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Lines in a pipe come this often.
 const EVERY: Duration = Duration::from_secs(2);
 
+/// How long the end of the work waits for a terminal to take the spinner away.
+const CLEARING: Duration = Duration::from_secs(1);
+
 /// Says on standard error what is going on: a spinner on a terminal, a line now and then in a pipe.
 /// Goes away when dropped.
 pub(crate) struct Progress {
     stages: Option<Sender<String>>,
-    shown: Option<JoinHandle<()>>,
+    shown: JoinHandle<()>,
 }
 
 impl Progress {
@@ -35,7 +40,7 @@ impl Progress {
                     Ok(next) => stage = next,
                     Err(RecvTimeoutError::Disconnected) => break,
                     Err(RecvTimeoutError::Timeout) if bar.is_hidden() => {
-                        eprintln!("{stage}…");
+                        say(format_args!("{stage}…"));
                         due += EVERY;
                     }
                     Err(RecvTimeoutError::Timeout) => {
@@ -47,7 +52,7 @@ impl Progress {
             }
             bar.finish_and_clear();
         });
-        Progress { stages: Some(stages), shown: Some(shown) }
+        Progress { stages: Some(stages), shown }
     }
 
     /// Says what is being done now.
@@ -61,8 +66,9 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.stages = None;
-        if let Some(shown) = self.shown.take() {
-            let _ = shown.join();
+        let deadline = Instant::now() + CLEARING;
+        while !self.shown.is_finished() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
         }
     }
 }

@@ -8,7 +8,7 @@ use paceline_server::{ShardConfig, check_bind, serve_shard};
 use crate::{
     cli::{ServerArgs, TrainArgs},
     config::Usage,
-    display::say,
+    console::say,
     session::{Others, Session, runtime},
 };
 

@@ -17,12 +17,16 @@ use paceline_server::{
     CheckpointConfig, Evaluator, Outcome, SavedState, ServerConfig, ServerError, Start, serve,
 };
 use paceline_wire::Transport;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::oneshot,
+};
 
 use crate::{
     cli::TrainArgs,
     config::{RunConfig, Usage},
-    display::{Display, Goal, print, say},
+    console::{print, say},
+    display::{Display, Goal},
     event_log::EventLog,
     launch::Crew,
     model,
@@ -326,18 +330,18 @@ fn record(
         let mut logged = Ok(());
         while let Ok(first) = events.recv() {
             for event in std::iter::once(first).chain(events.try_iter()) {
-                display.event(&event);
                 if let Some(bias) = &mut bias {
                     bias.see(&event.kind);
                 }
                 if logged.is_ok() {
                     logged = log.add(&event);
                 }
+                display.event(&event);
             }
             if logged.is_ok() {
                 logged = log.flush();
                 if let Err(error) = &logged {
-                    display.say(&format!("the run goes on, unrecorded: {error:#}"));
+                    say(format_args!("the run goes on, unrecorded: {error:#}"));
                 }
             }
         }
@@ -353,23 +357,31 @@ async fn or_never(future: Option<impl Future<Output = ()>>) {
     }
 }
 
-/// Resolves on Ctrl-C, a termination signal, or when the terminal is closed; a second Ctrl-C then ends the process at once.
+/// Resolves on Ctrl-C, a termination signal, or when the terminal is closed. A second Ctrl-C ends the
+/// process at once, and so does a first signal that nobody waits for any more.
 fn told_to_stop() -> Result<impl Future<Output = ()>> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut hangup = signal(SignalKind::hangup())?;
-    Ok(async move {
+    let (tell, told) = oneshot::channel();
+    tokio::spawn(async move {
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
             _ = hangup.recv() => {}
         }
-        say("stopping: writing a checkpoint; Ctrl-C again to stop at once");
-        tokio::spawn(async move {
-            if interrupt.recv().await.is_some() {
-                std::process::exit(130);
+        if tell.send(()).is_ok() {
+            say("stopping: writing a checkpoint; Ctrl-C again to stop at once");
+            if interrupt.recv().await.is_none() {
+                return;
             }
-        });
+        }
+        std::process::exit(130);
+    });
+    Ok(async move {
+        if told.await.is_err() {
+            std::future::pending().await
+        }
     })
 }
 
