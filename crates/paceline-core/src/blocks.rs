@@ -1,6 +1,6 @@
 //! Sets of blocks, and what closing one names.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::Range};
 
 use serde::{Deserialize, Serialize};
 
@@ -54,5 +54,32 @@ impl BlockClose {
     /// The denominator of the update of these blocks.
     pub fn weight(&self) -> f64 {
         self.members.iter().map(|&(_, weight)| weight).sum()
+    }
+
+    /// What a shard that holds `blocks` alone needs of this close. It names no block one by one where
+    /// they all close alike, and nobody where none does.
+    pub fn within(&self, mut blocks: Range<u32>) -> BlockClose {
+        let Blocks::Only(set) = &self.blocks else { return self.clone() };
+        let here: BTreeSet<u32> = set.range(blocks.clone()).copied().collect();
+        let members = if here.is_empty() { Vec::new() } else { self.members.clone() };
+        let whole = !here.is_empty() && blocks.all(|block| here.contains(&block));
+        BlockClose { blocks: if whole { Blocks::All } else { Blocks::Only(here) }, members }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_is_told_of_its_own_blocks_and_their_members_alone() {
+        let only = |blocks: &[u32]| Blocks::Only(blocks.iter().copied().collect());
+        let close = |blocks| BlockClose { blocks, members: vec![(WorkerId(7), 2.0)] };
+        let none = BlockClose { blocks: only(&[]), members: Vec::new() };
+        assert_eq!(close(Blocks::All).within(2..4), close(Blocks::All));
+        assert_eq!(close(only(&[1, 2, 3])).within(2..4), close(Blocks::All));
+        assert_eq!(close(only(&[1, 3, 4])).within(2..4), close(only(&[3])));
+        assert_eq!(close(only(&[1, 4])).within(2..4), none);
+        assert_eq!(close(only(&[1, 4])).within(2..2), none);
     }
 }

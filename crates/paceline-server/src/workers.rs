@@ -91,12 +91,12 @@ impl Workers {
     }
 
     pub(crate) fn send(&self, worker: WorkerId, message: &ToWorker) {
-        self.send_frame(worker, encode_control(message).into());
+        self.send_frame(worker, encode(message));
     }
 
     /// The same message to many, encoded once.
     pub(crate) fn send_all(&self, workers: impl IntoIterator<Item = WorkerId>, message: &ToWorker) {
-        let frame: Arc<[u8]> = encode_control(message).into();
+        let frame = encode(message);
         for worker in workers {
             self.send_frame(worker, Arc::clone(&frame));
         }
@@ -127,6 +127,16 @@ impl Workers {
 /// Room for a few more workers than a run expects: others may join.
 pub(crate) fn roomy(expected: usize) -> usize {
     expected.saturating_mul(2).saturating_add(8)
+}
+
+/// A message as a frame. A worker cannot go on without a message that is too long for one, and is told
+/// so instead.
+fn encode(message: &ToWorker) -> Arc<[u8]> {
+    let frame = encode_control(message).or_else(|error| {
+        tracing::error!("failed to tell a worker: {error}");
+        encode_control(&ToWorker::Expelled(format!("the server has a message for it: {error}")))
+    });
+    frame.expect("a short message fits in a frame").into()
 }
 
 #[cfg(test)]
@@ -164,9 +174,8 @@ mod tests {
             workers.answer(WorkerId(1), sent, Time::ZERO + sent, least);
         }
         let answers = std::iter::from_fn(|| frames.try_recv().ok());
-        let heard = [0, 250, 500, 750].map(|millis| {
-            encode_control(&ToWorker::Heard { sent: Duration::from_millis(millis) }).into()
-        });
+        let heard = [0, 250, 500, 750]
+            .map(|millis| encode(&ToWorker::Heard { sent: Duration::from_millis(millis) }));
         assert_eq!(answers.collect::<Vec<Arc<[u8]>>>(), heard);
     }
 }

@@ -45,7 +45,7 @@ fn undisturbed(mut config: ServerConfig, rounds: u64) -> Outcome {
 
 fn hello(token: &str, role: Role) -> Vec<u8> {
     let hello = Hello { token: token.to_owned(), role };
-    [preamble().to_vec(), encode_control(&hello)].concat()
+    [preamble().to_vec(), encode_control(&hello).unwrap()].concat()
 }
 
 fn frame(header: Header, payload: &[u8]) -> Vec<u8> {
@@ -257,7 +257,7 @@ const MISDEEDS: &[Misdeed] = &[
         sends(
             rogue,
             0,
-            &encode_control(&(ToData::Pull { version: Version(0), shared: false }, 1u8)),
+            &encode_control(&(ToData::Pull { version: Version(0), shared: false }, 1u8)).unwrap(),
         )
     }),
     ("the contribution began with {base}", |rogue| {
@@ -415,7 +415,8 @@ fn a_worker_has_one_data_connection_to_a_shard() {
 fn a_flood_of_messages_does_not_stop_the_run() {
     attacked(endless(), |server| {
         let mut rogue = Rogue::join(server.address);
-        let flood = encode_control(&FromWorker::Heartbeat { sent: Duration::ZERO }).repeat(5000);
+        let beat = encode_control(&FromWorker::Heartbeat { sent: Duration::ZERO }).unwrap();
+        let flood = beat.repeat(5000);
         let enough = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&enough);
         let flooding = thread::spawn(move || {
@@ -439,6 +440,31 @@ fn a_crowd_that_says_nothing_does_not_stop_the_run() {
         wait_for_rounds(server, 20);
         drop(crowd);
     });
+}
+
+#[test]
+fn a_crowd_of_strangers_holds_few_connections_and_workers_get_in_meanwhile() {
+    let mut config = endless();
+    config.token = Some(TOKEN.to_owned());
+    config.liveness = common::LIMIT;
+    let mut server = Server::start(config, start());
+    let honest = [server.worker(0), server.worker(1)];
+    wait_for_rounds(&server, 1);
+    let mut crowd: Vec<Line> = (0..200).map(|_| Line::open(server.address)).collect();
+    let third = server.worker(2);
+    // Though each of them may be silent for a minute, those who came first make room.
+    for _ in 0..100 {
+        server.wait_for(|event| names(event, "other connections were waiting"));
+    }
+    crowd[..100].iter_mut().for_each(Line::ends);
+    server.interrupt();
+    let (outcome, events) = server.join();
+    assert_eq!(outcome.unwrap().reason, StopReason::Interrupted);
+    let joined = |event: &paceline_core::Event| matches!(event.kind, EventKind::WorkerJoined { worker, .. } if worker.0 == 2);
+    assert!(events.iter().any(joined), "the third worker never got in");
+    for worker in honest.into_iter().chain([third]) {
+        worker.join().unwrap().unwrap();
+    }
 }
 
 /// Bytes as they may follow a hello: noise, and frames whose header is right and whose payload is

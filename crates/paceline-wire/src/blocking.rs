@@ -110,7 +110,7 @@ impl<W: Write> BlockingWriter<W> {
 
     /// Sends a control message.
     pub fn message<T: Serialize>(&mut self, message: &T) -> Result<(), FrameError> {
-        Ok(self.inner.write_all(&encode_control(message))?)
+        Ok(self.inner.write_all(&encode_control(message)?)?)
     }
 
     /// Sends a block: one vectored write from where the values are, if the socket takes it.

@@ -21,8 +21,8 @@ pub const BLOCK_HEAD_LEN: usize = 16;
 /// The longest control message from a peer that has not been let in yet.
 pub const MAX_HELLO: usize = 4 << 10;
 
-/// The longest control message. The longest that is sent in earnest is a membership: 16 bytes a
-/// worker.
+/// The longest control message, for its sender and its receiver alike. The longest that a run needs is a
+/// shard's part of a close: at most 11 bytes per worker.
 pub const MAX_CONTROL: usize = 4 << 20;
 
 /// The longest block, in bytes of data.
@@ -252,13 +252,13 @@ pub fn check_preamble(bytes: [u8; PREAMBLE_LEN]) -> Result<(), FrameError> {
     }
 }
 
-/// A whole control frame.
-pub fn encode_control<T: Serialize>(message: &T) -> Vec<u8> {
-    let frame = postcard::to_extend(message, vec![0; HEADER_LEN]);
-    let mut frame = frame.expect("messages are plain data, which postcard always writes");
-    let header = Header::Control(frame.len() - HEADER_LEN).encode();
-    frame[..HEADER_LEN].copy_from_slice(&header);
-    frame
+/// A whole control frame. A message that its receiver would refuse for its length
+/// ([`MAX_CONTROL`]) is refused here.
+pub fn encode_control<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
+    let mut frame = postcard::to_extend(message, vec![0; HEADER_LEN])?;
+    let len = bounded(frame.len() - HEADER_LEN, MAX_CONTROL)?;
+    frame[..HEADER_LEN].copy_from_slice(&Header::Control(len).encode());
+    Ok(frame)
 }
 
 /// The message in the payload of a control frame.
@@ -274,8 +274,10 @@ pub fn decode_control<T: DeserializeOwned>(payload: &[u8]) -> Result<T, FrameErr
 mod tests {
     use proptest::prelude::*;
 
+    use paceline_core::{BlockClose, Blocks, MAX_WORKERS, WorkerId};
+
     use super::*;
-    use crate::message::{FromWorker, Hello, ToWorker};
+    use crate::message::{FromWorker, Hello, ToShard, ToWorker};
 
     #[track_caller]
     fn refused(bytes: [u8; 8], error: &str) {
@@ -294,6 +296,32 @@ mod tests {
         refused([3, 0, 0, 0, 17, 0, 0, 0], "not a head and whole bf16");
         refused([4, 0, 0, 0, 255, 255, 255, 255], "passes the bound");
         refused([4, 0, 0, 0, 1, 0, 0, 0], "not a head and whole f16");
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_is_refused_before_it_is_sent() {
+        // A vector of bytes goes as its length, in four bytes here, and the bytes.
+        let fits = vec![0u8; MAX_CONTROL - 4];
+        let frame = encode_control(&fits).unwrap();
+        let header = Header::decode(frame[..HEADER_LEN].try_into().unwrap(), MAX_CONTROL).unwrap();
+        assert_eq!(header, Header::Control(MAX_CONTROL));
+        let error = encode_control(&vec![0u8; MAX_CONTROL - 3]).unwrap_err();
+        assert_eq!(error.to_string(), "frame of 4194305 bytes passes the bound of 4194304");
+    }
+
+    #[test]
+    fn the_largest_close_fits_in_frames_shard_by_shard() {
+        // Every shard's block closes with another membership of as many workers as a run takes.
+        let members: Vec<_> = (0..MAX_WORKERS).map(|worker| (WorkerId(worker), 1.0)).collect();
+        let close =
+            |block| BlockClose { blocks: Blocks::Only([block].into()), members: members.clone() };
+        let closes: Vec<BlockClose> = (0..128).map(close).collect();
+        let whole = ToShard::Close { closes: closes.clone(), apply: None };
+        assert!(matches!(encode_control(&whole), Err(FrameError::TooLong { .. })));
+        // A shard more costs another shard's frame a few bytes.
+        let part: Vec<BlockClose> = closes.iter().map(|close| close.within(3..4)).collect();
+        let frame = encode_control(&ToShard::Close { closes: part, apply: None }).unwrap();
+        assert!(frame.len() < 12 * members.len() + 128 * 4, "{} bytes", frame.len());
     }
 
     #[test]

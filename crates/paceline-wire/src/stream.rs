@@ -127,7 +127,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
 
     /// Sends a control message.
     pub async fn message<T: Serialize>(&mut self, message: &T) -> Result<(), FrameError> {
-        self.raw(&encode_control(message)).await
+        self.raw(&encode_control(message)?).await
     }
 
     /// Sends frames that are encoded already.

@@ -80,8 +80,12 @@ impl Run {
         }
         self.update = Some(update);
         let apply = (self.config.update.clip == Clip::None).then(|| self.plan()).flatten();
-        let close = ToShard::Close { closes: closes.to_vec(), apply };
-        self.shards.send_to(self.core.shards().fresh(), &close);
+        for shard in self.core.shards().fresh() {
+            // Of its own part alone: the whole could be longer than any frame.
+            let blocks = self.layout.shard_blocks(shard.0);
+            let closes = closes.iter().map(|close| close.within(blocks.clone())).collect();
+            self.shards.send_to([shard], &ToShard::Close { closes, apply: apply.clone() });
+        }
     }
 
     /// A round opens: shards that come back to it skip what they have missed.

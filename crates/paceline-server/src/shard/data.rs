@@ -263,7 +263,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
             .clone();
         self.store.traffic.received(bytes);
         if let Some(segment) = ready.segment.filter(|_| shared && self.shared.is_some()) {
-            let frame = encode_control(&FromData::Published { version: ready.version, segment });
+            let frame = encode_control(&FromData::Published { version: ready.version, segment })?;
             self.store.traffic.sent(frame.len());
             self.store.traffic.fresh(ready.blocks.map_or(0, |blocks| blocks.len()));
             self.store.traffic.shared(self.store.bytes());

@@ -225,10 +225,21 @@ async fn read_values<R: AsyncRead + Unpin>(
 
 #[cfg(test)]
 mod tests {
-    use paceline_core::Version;
+    use paceline_core::{BlockClose, Blocks, Version, WorkerId};
     use tokio::sync::mpsc::unbounded_channel;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_close_that_is_too_long_for_a_frame_is_not_sent() {
+        let members: Vec<_> = (0..400_000).map(|worker| (WorkerId(worker), 1.0)).collect();
+        let closes = vec![BlockClose { blocks: Blocks::All, members }];
+        let mut sent = Vec::new();
+        let command = ToShard::Close { closes, apply: None }.into();
+        let error = write_command(&mut FrameWriter::new(&mut sent), &command).await.unwrap_err();
+        assert!(error.to_string().contains("passes the bound of 4194304"), "{error}");
+        assert!(sent.is_empty());
+    }
 
     #[tokio::test]
     async fn messages_do_not_wait_for_the_blocks_of_a_snapshot() {

@@ -46,7 +46,7 @@ impl Line {
     }
 
     pub fn say<T: Serialize>(&mut self, message: &T) {
-        self.send(&encode_control(message));
+        self.send(&encode_control(message).unwrap());
     }
 
     pub fn block(&mut self, base: Version, block: u32, values: &[f32]) {
