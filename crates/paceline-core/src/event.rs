@@ -177,6 +177,16 @@ pub enum EventKind {
         /// That many.
         rounds: u32,
     },
+    /// The open round has waited far longer than the rounds before it. Comes again whenever the wait
+    /// has doubled.
+    Waiting {
+        /// The round.
+        round: Round,
+        /// Time since it opened.
+        waited: Duration,
+        /// Workers that were given work in it and have not delivered, with their names.
+        workers: Vec<(WorkerId, String)>,
+    },
     /// A shard has missed so many updates that the next round waits for it.
     ShardAwaited {
         /// Which.
@@ -223,6 +233,13 @@ pub enum EventKind {
         version: Version,
         /// Where.
         path: PathBuf,
+    },
+    /// A checkpoint could not be written. The run goes on and tries again later.
+    CheckpointFailed {
+        /// The version it would have held.
+        version: Version,
+        /// What was wrong.
+        error: String,
     },
     /// A connection was closed for what came over it; the run goes on.
     ConnectionClosed {

@@ -24,6 +24,7 @@ use tokio::{
 };
 
 use crate::{
+    handshakes::{Handshake, Handshakes},
     input::{Call, Ended, Input, ShardCall, leave_reason},
     shard::{
         LocalShard, ShardCommand,
@@ -34,6 +35,9 @@ use crate::{
 
 /// Messages of one worker that may wait for the coordinator. A flood waits where it comes from.
 const BACKLOG: usize = 64;
+
+/// The pause after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What the door leads to.
 pub(crate) struct Door {
@@ -53,30 +57,43 @@ impl Door {
     /// Accepts connections for as long as it is polled; they end with it.
     pub(crate) async fn serve(self: Arc<Self>, mut listener: impl Listener) {
         let mut guests = JoinSet::new();
+        let mut handshakes = Handshakes::new();
+        let mut is_failing = false;
         loop {
             match listener.accept().await {
                 Ok((stream, peer)) => {
-                    let door = Arc::clone(&self);
-                    guests.spawn(async move { door.meet(stream, peer).await });
+                    is_failing = false;
+                    // While there is no room, the kernel queues further connections.
+                    let (door, handshake) = (Arc::clone(&self), handshakes.begin().await);
+                    guests.spawn(async move { door.meet(stream, peer, handshake).await });
                     while guests.try_join_next().is_some() {}
                 }
                 Err(error) => {
                     // Out of file descriptors, most likely; those in use will be freed.
-                    tracing::warn!("failed to accept a connection: {error}");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    if !std::mem::replace(&mut is_failing, true) {
+                        tracing::warn!("failed to accept a connection, will try again: {error}");
+                    }
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
         }
     }
 
-    async fn meet<S>(&self, stream: S, peer: String)
+    async fn meet<S>(&self, stream: S, peer: String, mut handshake: Handshake)
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let (read, write) = tokio::io::split(stream);
         let mut reader = FrameReader::new(read, MAX_HELLO);
         let mut writer = FrameWriter::new(write);
-        let hello = match timeout(self.patience, self.hello(&mut reader, &mut writer)).await {
+        let hello = tokio::select! {
+            hello = timeout(self.patience, self.hello(&mut reader, &mut writer)) => hello,
+            Ok(()) = &mut handshake.displaced => {
+                let error = "did not say who it is, and other connections were waiting";
+                return self.reject(peer, error.to_owned());
+            }
+        };
+        let hello = match hello {
             Ok(Ok(hello)) => hello,
             Ok(Err(FrameError::Closed)) => return,
             Ok(Err(error)) => return self.reject(peer, error.to_string()),
@@ -86,6 +103,7 @@ impl Door {
             self.refuse(writer, peer, "wrong token").await;
             return;
         }
+        drop(handshake);
         reader.trust();
         match hello.role {
             Role::Worker { wish, name } => self.worker(reader, writer, peer, wish, name).await,

@@ -8,6 +8,7 @@ mod checkpoints;
 mod config;
 mod credits;
 mod door;
+mod handshakes;
 mod input;
 mod placement;
 mod remote;

@@ -82,6 +82,34 @@ fn who_is_not_known_in_time_is_shown_out() {
     server.join().0.unwrap();
 }
 
+/// A worker that computes for ever, while its heartbeats go on.
+#[test]
+fn a_round_that_waits_long_names_the_worker_that_it_waits_for() {
+    attacked(endless(), |server| {
+        let mut rogue = Rogue::join(server.address);
+        rogue.ready();
+        let mut last = Duration::ZERO;
+        for _ in 0..2 {
+            // Signs of life for longer than it takes until the next notice is due.
+            let notice = loop {
+                rogue.control.say(&FromWorker::Heartbeat { sent: Duration::ZERO });
+                let seen = server.poll(Duration::from_millis(100), |event| {
+                    matches!(event, EventKind::Waiting { .. })
+                });
+                if let Some(event) = seen {
+                    break event.kind;
+                }
+            };
+            let EventKind::Waiting { workers, waited, .. } = notice else { unreachable!() };
+            assert_eq!(workers, [(WorkerId(ROGUE), "rogue".to_owned())]);
+            assert!(waited >= 2 * last && waited >= Duration::from_secs(2), "{waited:?}");
+            last = waited;
+        }
+        rogue.control.say(&FromWorker::Bye);
+        rogue.ends();
+    });
+}
+
 /// Waits for its turn to push, as a worker does where there is not room for all.
 fn granted(rogue: &mut Rogue) -> Version {
     let (base, samples) = rogue.ready();

@@ -4,11 +4,10 @@ mod common;
 
 use std::{
     collections::BTreeMap,
-    thread,
     time::{Duration, Instant},
 };
 
-use common::{Server, config, start};
+use common::{Server, config, start, wait_for_rounds};
 use paceline_core::{Event, EventKind};
 use paceline_server::{Evaluation, Outcome, ServerConfig};
 use paceline_wire::message::ShardPace;
@@ -37,7 +36,7 @@ fn run(config: ServerConfig, late: bool) -> (Outcome, Vec<u64>, usize) {
     let server = Server::start_with(config, start(), Some(judge));
     let mut workers = vec![server.worker(0), server.worker(1)];
     if late {
-        thread::sleep(Duration::from_millis(150));
+        wait_for_rounds(&server, 10);
         workers.push(server.worker(2));
     }
     let (outcome, events) = server.join();

@@ -14,4 +14,6 @@ mod transport;
 pub use blocking::{BlockingReader, BlockingWriter};
 pub use frame::{FrameError, PROTOCOL};
 pub use stream::{FrameReader, FrameWriter};
-pub use transport::{Connect, Connection, Listener, Tcp, Transport, TransportError};
+pub use transport::{
+    Connect, Connection, Listener, RESERVED_DESCRIPTORS, Tcp, Transport, TransportError,
+};

@@ -6,7 +6,7 @@ use std::{
     future::Future,
     io::{self, Read, Write},
     net::{SocketAddr, TcpStream},
-    os::fd::AsFd,
+    os::fd::{AsFd, AsRawFd},
     str::FromStr,
 };
 
@@ -68,6 +68,26 @@ fn control_congestion(stream: impl AsFd) {
     }
 }
 
+/// File descriptors that accepted connections leave free, or a quarter of a small limit: for
+/// checkpoints, logs, segments and processes that are opened later.
+pub const RESERVED_DESCRIPTORS: u64 = 64;
+
+/// Refuses a connection whose descriptor is one of the last that the process may have. The kernel gives
+/// the lowest number that is free, so connections never get into the reserve.
+fn check_reserve(stream: impl AsFd) -> io::Result<()> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let number = stream.as_fd().as_raw_fd() as u64;
+    match limit {
+        Some(limit) if number >= limit - RESERVED_DESCRIPTORS.min(limit / 4) => {
+            Err(io::Error::other(format!(
+                "all of {limit} file descriptors are in use but a reserve; raise the limit \
+                 (`ulimit -n`)"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Accepts byte streams, for the server.
 pub trait Listener: Send + 'static {
     /// The streams it accepts.
@@ -89,6 +109,7 @@ impl Listener for TcpListener {
 
     async fn accept(&mut self) -> io::Result<(Self::Stream, String)> {
         let (stream, peer) = TcpListener::accept(self).await?;
+        check_reserve(&stream)?;
         stream.set_nodelay(true)?;
         control_congestion(&stream);
         Ok((stream, peer.to_string()))

@@ -12,7 +12,7 @@ use crate::{
     analyze::{self, AnalyzeArgs},
     compare::{self, CompareArgs},
     config::Usage,
-    console,
+    console, descriptors,
     flags::RunFlags,
     host,
     link::{self, LinkArgs},
@@ -168,6 +168,7 @@ pub fn main() -> ExitCode {
         )
         .with_writer(|| console::Diagnostics)
         .init();
+    descriptors::raise_limit();
     let code = match run(Cli::parse().command) {
         Ok(code) => code,
         Err(error) => {

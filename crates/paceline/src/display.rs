@@ -103,6 +103,16 @@ impl Display {
                 "{worker} ({name}): nothing of it was used in {rounds} rounds; take it away, or give \
                  it less (--rebalance true, with auto or filter)"
             )),
+            EventKind::Waiting { round, waited, workers } => say(format_args!(
+                "round {} has waited {:.1} s for {}",
+                round.0,
+                waited.as_secs_f64(),
+                listed(workers)
+            )),
+            EventKind::CheckpointFailed { version, error } => say(format_args!(
+                "failed to write the checkpoint of round {}, will try again: {error}",
+                version.0
+            )),
             EventKind::ConnectionClosed { peer, error } => {
                 say(format_args!("closed the connection of {peer}: {error}"));
             }
@@ -207,6 +217,17 @@ impl State {
             line += &format!("  noise scale {noise:.0}");
         }
         line + &most("late", &self.late) + &most("waited for", &self.awaited)
+    }
+}
+
+/// Workers with their names, eight at most.
+fn listed(workers: &[(WorkerId, String)]) -> String {
+    const MOST: usize = 8;
+    let named = workers.iter().take(MOST).map(|(worker, name)| format!("{worker} ({name})"));
+    let named = named.collect::<Vec<_>>().join(", ");
+    match workers.len().saturating_sub(MOST) {
+        0 => named,
+        more => format!("{named} and {more} more"),
     }
 }
 

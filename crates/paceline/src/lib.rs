@@ -9,6 +9,7 @@ mod cli;
 mod compare;
 mod config;
 mod console;
+mod descriptors;
 mod display;
 mod disturbance;
 mod event_log;

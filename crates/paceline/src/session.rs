@@ -26,6 +26,7 @@ use crate::{
     cli::TrainArgs,
     config::{RunConfig, Usage},
     console::{print, say},
+    descriptors,
     display::{Display, Goal},
     event_log::EventLog,
     launch::Crew,
@@ -95,6 +96,8 @@ impl Session {
         };
         config.settle();
         others.check(&config, resumed.is_some())?;
+        let shards = if others.remote_shards { 0 } else { config.cluster.shards };
+        descriptors::check(config.cluster.workers, shards, others.own_workers)?;
         let TaskSettings { model, ref data, ref costs, balance, seed } = config.task;
         let workload = Workload::load(model, data, seed)?.costing(costs.as_ref(), seed)?;
         let balanced_by = workload.costs.as_deref().filter(|_| balance).map(Costs::fingerprint);

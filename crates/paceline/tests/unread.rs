@@ -3,18 +3,15 @@
 mod common;
 
 use std::{
+    cell::RefCell,
     io::{PipeReader, Write, pipe},
     process::Stdio,
     thread,
-    time::{Duration, Instant},
 };
 
-use common::{Place, Running};
+use common::{Place, Running, wait_until};
 use paceline_core::EventKind;
 use rustix::process::Signal;
-
-/// Longer than any of these runs takes to end by itself.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// Starts the program with a standard error that is full from the start. It stays so while the reader
 /// lives.
@@ -30,14 +27,9 @@ fn start(place: &Place, args: &str) -> (Running, PipeReader) {
 /// The exit code, once the process has ended.
 #[track_caller]
 fn ends(run: &mut Running) -> Option<i32> {
-    let began = Instant::now();
-    loop {
-        if let Some(status) = run.0.try_wait().unwrap() {
-            return status.code();
-        }
-        assert!(began.elapsed() < LIMIT, "it does not end");
-        thread::sleep(Duration::from_millis(20));
-    }
+    let run = RefCell::new(run);
+    wait_until("the end", || run.borrow_mut().0.try_wait().unwrap().is_some());
+    run.into_inner().0.wait().unwrap().code()
 }
 
 /// Many lines, more than wait in a queue: one per round.
@@ -87,11 +79,7 @@ fn ctrl_c_ends_a_run_whose_summary_nobody_reads() {
     let mut run = Running(command.spawn().unwrap());
     // The summary is on disk before it is printed.
     let summary = place.path("runs/unread/summary.json");
-    let began = Instant::now();
-    while !summary.exists() {
-        assert!(began.elapsed() < LIMIT, "the run does not end");
-        thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the summary", || summary.exists());
     run.signal(Signal::INT);
     assert!(ends(&mut run).is_some());
     drop(reader);

@@ -72,6 +72,9 @@ impl Run {
         let saved = self.progress.checkpointed.as_ref().is_some_and(|(at, _)| *at == version);
         let checkpoint = self.config.checkpoints.is_some() && !saved && diverged.is_none();
         let hashed = self.progress.param_hash.is_some_and(|(at, _)| at == version);
+        if checkpoint && !self.checkpoint_retry.is_due(self.now(), true) {
+            return false;
+        }
         if evaluate || checkpoint || !hashed {
             self.take_snapshot(evaluate, checkpoint);
             return false;

@@ -1,9 +1,11 @@
 //! A run: the sans-IO coordinator driven by sockets and a clock.
 
+mod checkpoint_retry;
 mod ending;
 mod hearing;
 mod snapshot;
 mod updating;
+mod waiting;
 
 use std::{
     collections::BTreeMap,
@@ -41,9 +43,11 @@ use crate::{
     workers::{Workers, roomy},
 };
 
+use checkpoint_retry::CheckpointRetry;
 pub use ending::Outcome;
 use snapshot::Snapshot;
 use updating::Updating;
+use waiting::WaitNotice;
 
 /// How often liveness and limits are looked at when nothing happens.
 const TICK: Duration = Duration::from_millis(200);
@@ -213,6 +217,8 @@ struct Run {
     /// Background work that has not reported back.
     evaluating: bool,
     checkpointing: bool,
+    checkpoint_retry: CheckpointRetry,
+    wait_notice: WaitNotice,
     /// In the open round somebody was shown out for values that are not finite, and nobody has
     /// arrived.
     doubtful: bool,
@@ -315,6 +321,8 @@ impl Run {
             evaluator: evaluator.map(|evaluator| Arc::new(Mutex::new(evaluator))),
             evaluating: false,
             checkpointing: false,
+            checkpoint_retry: CheckpointRetry::default(),
+            wait_notice: WaitNotice::default(),
             doubtful: false,
             opened: Time::ZERO,
             study_at: None,
@@ -397,6 +405,7 @@ impl Run {
                     self.core.study();
                 }
             }
+            self.tell_of_wait(now);
             if self.stop.is_some() && self.is_settled() {
                 break;
             }
@@ -423,6 +432,7 @@ impl Run {
     }
 
     fn record(&mut self, event: Event) {
+        self.wait_notice.see(&event);
         // Whoever watched has gone; the run goes on.
         let _ = self.events.send(event);
     }
@@ -450,17 +460,7 @@ impl Run {
             }
             Input::Shard { report: Err(error), .. } => self.fail(error),
             Input::Evaluated { version, result } => self.evaluated(version, result),
-            Input::Checkpointed { version, result } => {
-                self.checkpointing = false;
-                match result {
-                    Ok(Some(path)) => {
-                        self.progress.checkpointed = Some((version, path.clone()));
-                        self.emit(EventKind::Checkpointed { version, path });
-                    }
-                    Ok(None) => self.diverged(version),
-                    Err(error) => self.fail(format!("failed to write a checkpoint: {error}")),
-                }
-            }
+            Input::Checkpointed { version, result } => self.checkpointed(version, result),
         }
     }
 

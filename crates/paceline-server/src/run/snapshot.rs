@@ -3,6 +3,7 @@
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
     sync::PoisonError,
 };
 
@@ -32,6 +33,7 @@ impl Run {
         if self.snapshot.is_some() || self.stop.is_some() {
             return;
         }
+        let now = self.now();
         let progress = &mut self.progress;
         let evaluate =
             self.evaluator.is_some() && !self.evaluating && version.0 >= progress.next_evaluation;
@@ -39,7 +41,11 @@ impl Run {
             progress.next_evaluation = version.0 + self.config.evaluate_every.max(1);
         }
         let every = self.config.checkpoints.as_ref().map(|checkpoints| checkpoints.every.max(1));
-        let due = every.filter(|_| !self.checkpointing && version.0 >= progress.next_checkpoint);
+        let due = every.filter(|_| {
+            !self.checkpointing
+                && version.0 >= progress.next_checkpoint
+                && self.checkpoint_retry.is_due(now, false)
+        });
         if let Some(every) = due {
             progress.next_checkpoint = version.0 + every;
         }
@@ -127,6 +133,33 @@ impl Run {
         self.checkpointing = true;
         let write = move || checkpoints::write(&config, &described);
         self.beside(write, move |result| Input::Checkpointed { version, result });
+    }
+
+    /// A checkpoint is on disk, or has failed. A run that goes on tries again with a later version; a run
+    /// that ends tries its last one a few times, and has failed without it.
+    pub(super) fn checkpointed(
+        &mut self,
+        version: Version,
+        result: Result<Option<PathBuf>, String>,
+    ) {
+        self.checkpointing = false;
+        match result {
+            Ok(Some(path)) => {
+                self.checkpoint_retry.succeeded();
+                self.progress.checkpointed = Some((version, path.clone()));
+                self.emit(EventKind::Checkpointed { version, path });
+            }
+            Ok(None) => self.diverged(version),
+            Err(error) => {
+                let (now, is_ending) = (self.now(), self.stop.is_some());
+                self.progress.next_checkpoint = version.0;
+                let gives_up = self.checkpoint_retry.failed(now, is_ending);
+                self.emit(EventKind::CheckpointFailed { version, error: error.clone() });
+                if gives_up {
+                    self.fail(format!("failed to write the last checkpoint: {error}"));
+                }
+            }
+        }
     }
 
     /// Does a job on a thread of its own; whatever becomes of it is heard.

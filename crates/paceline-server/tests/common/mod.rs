@@ -198,6 +198,19 @@ impl Server {
         }
     }
 
+    /// The first event as wanted that comes within `time`, if one does.
+    pub fn poll(&self, time: Duration, wanted: impl Fn(&EventKind) -> bool) -> Option<Event> {
+        let deadline = Instant::now() + time;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let event = self.events.recv_timeout(left).ok()?;
+            self.seen.borrow_mut().push(event.clone());
+            if wanted(&event.kind) {
+                return Some(event);
+            }
+        }
+    }
+
     pub fn interrupt(&mut self) {
         if let Some(interrupt) = self.interrupt.take() {
             interrupt.send(()).unwrap();

@@ -4,6 +4,7 @@
 
 use std::{
     fs,
+    io::Read,
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -80,24 +81,20 @@ impl Place {
         text.lines().map_while(|line| serde_json::from_str(line).ok()).collect()
     }
 
-    /// Waits until somebody listens there.
-    #[track_caller]
-    pub fn wait_for_port(&self, address: &str) {
-        let began = Instant::now();
-        while std::net::TcpStream::connect(address).is_err() {
-            assert!(began.elapsed() < Duration::from_secs(60), "nobody listens on {address}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
     /// Waits until the run's log holds an event as wanted.
     #[track_caller]
     pub fn wait_for(&self, run: &str, wanted: impl Fn(&EventKind) -> bool) {
-        let began = Instant::now();
-        while !self.events(run).iter().any(|event| wanted(&event.kind)) {
-            assert!(began.elapsed() < Duration::from_secs(60), "it never came");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_until("the event", || self.events(run).iter().any(|event| wanted(&event.kind)));
+    }
+}
+
+/// Waits until something is so, for a minute at most.
+#[track_caller]
+pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(60), "it never came: {what}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -119,6 +116,23 @@ impl Running {
     pub fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Reads what a server says until it says where it listens.
+    #[track_caller]
+    pub fn listening(&mut self) -> String {
+        let stderr = self.0.stderr.as_mut().unwrap();
+        let (mut said, mut byte) = (Vec::new(), [0]);
+        loop {
+            stderr.read_exact(&mut byte).expect("it ended before it listened");
+            said.push(byte[0]);
+            let text = String::from_utf8_lossy(&said);
+            if let Some((_, address)) = text.split_once("listening on ")
+                && let Some(address) = address.strip_suffix('\n')
+            {
+                return address.to_owned();
+            }
+        }
     }
 
     pub fn wait(mut self) -> Ended {
