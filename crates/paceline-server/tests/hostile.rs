@@ -451,7 +451,7 @@ fn a_crowd_of_strangers_holds_few_connections_and_workers_get_in_meanwhile() {
     let mut server = Server::start(config, start());
     let honest = [server.worker(0), server.worker(1)];
     wait_for_rounds(&server, 1);
-    let mut crowd: Vec<Line> = (0..200).map(|_| Line::open(server.address)).collect();
+    let mut crowd: Vec<Line> = (0..400).map(|_| Line::open(server.address)).collect();
     let third = server.worker(2);
     // Though each of them may be silent for a minute, the oldest make room, and the worker gets in.
     let (displaced, joined) = (Cell::new(0), Cell::new(false));

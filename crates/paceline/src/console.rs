@@ -187,26 +187,34 @@ mod tests {
 
     use super::*;
 
-    /// A reader that reads nothing until it is told to.
+    /// A pipe whose reader reads nothing until it is told to.
     #[derive(Clone, Default)]
-    struct Pipe(Arc<(Mutex<(bool, Vec<u8>)>, Condvar)>);
+    struct Pipe {
+        shared: Arc<(Mutex<Contents>, Condvar)>,
+    }
+
+    #[derive(Default)]
+    struct Contents {
+        is_read: bool,
+        bytes: Vec<u8>,
+    }
 
     impl Pipe {
         fn read_on(&self) {
-            self.0.0.lock().unwrap().0 = true;
-            self.0.1.notify_all();
+            self.shared.0.lock().unwrap().is_read = true;
+            self.shared.1.notify_all();
         }
 
         fn text(&self) -> String {
-            String::from_utf8(self.0.0.lock().unwrap().1.clone()).unwrap()
+            String::from_utf8(self.shared.0.lock().unwrap().bytes.clone()).unwrap()
         }
     }
 
     impl Write for Pipe {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let state = self.0.0.lock().unwrap();
-            let mut state = self.0.1.wait_while(state, |(read, _)| !*read).unwrap();
-            state.1.extend_from_slice(bytes);
+            let contents = self.shared.0.lock().unwrap();
+            let mut contents = self.shared.1.wait_while(contents, |c| !c.is_read).unwrap();
+            contents.bytes.extend_from_slice(bytes);
             Ok(bytes.len())
         }
 
