@@ -110,20 +110,22 @@ pub fn analyze(trace: &Trace, options: &Options, progress: &mut dyn FnMut(Stage)
 
     progress(Stage::Hindsight);
     let seen = hindsight(trace, overhead, 1);
-    let cost = Cost::of(trace, &seen);
-    let censoring = Censoring::of(trace, &cost, overhead);
+    let cost = Cost::from_hindsight(trace, &seen);
+    let censoring = Censoring::from_trace(trace, &cost, overhead);
     let cutoffs = cutoffs(trace, &seen, overhead, noise_scale);
     progress(Stage::Ranking);
-    let mut residuals = Residuals::of(trace);
-    let ranking = Ranking::of(trace, &residuals);
+    let mut residuals = Residuals::from_trace(trace);
+    let ranking = Ranking::from_trace(trace, &residuals);
     progress(Stage::Spread);
-    let Ratios { run_times, slowest } = Ratios::of(trace, &residuals);
-    let survival =
-        Survivals { run_times: Survival::of(&run_times), slowest: Survival::of(&slowest) };
+    let Ratios { run_times, slowest } = Ratios::from_trace(trace, &residuals);
+    let survival = Survivals {
+        run_times: Survival::from_sorted(&run_times),
+        slowest: Survival::from_sorted(&slowest),
+    };
     let levels: Vec<f64> = ranking.workers.iter().map(|worker| worker.factor.ln()).collect();
-    let spread = Spread::of(trace, &residuals, &levels, &run_times, &slowest);
-    let changes = Changes::of(trace, &mut residuals, &mut |done| progress(Stage::Changes(done)));
-    let groups = Groups::of(trace, &residuals, &mut |done| progress(Stage::Groups(done)));
+    let spread = Spread::from_trace(trace, &residuals, &levels, &run_times, &slowest);
+    let changes = Changes::find(trace, &mut residuals, &mut |done| progress(Stage::Changes(done)));
+    let groups = Groups::find(trace, &residuals, &mut |done| progress(Stage::Groups(done)));
     Analysis {
         name: trace.name().to_owned(),
         unit: match trace.unit() {
@@ -138,7 +140,7 @@ pub fn analyze(trace: &Trace, options: &Options, progress: &mut dyn FnMut(Stage)
             oracle_hours: run_hours * (1.0 - 1.0 / cost.oracle.gain),
         }),
         cost,
-        partial: PartialWork::of(trace, overhead),
+        partial: PartialWork::from_trace(trace, overhead),
         censoring,
         spread,
         cutoffs,

@@ -13,7 +13,7 @@ pub(crate) struct BatchMeans {
 
 impl BatchMeans {
     /// Of at least four values; of fewer nothing can be said.
-    pub(crate) fn of(series: &[f64]) -> Option<BatchMeans> {
+    pub(crate) fn from_series(series: &[f64]) -> Option<BatchMeans> {
         let means = batches(series);
         if means.len() < 2 {
             return None;
@@ -82,7 +82,9 @@ mod tests {
         for coefficient in [0.0, 0.5, 0.8] {
             let expected = (1.0f64 / 12.0).sqrt() / (1.0 - coefficient);
             let errors: Vec<f64> = (0..40)
-                .map(|seed| BatchMeans::of(&series(coefficient, 2500, seed)).expect("long").error)
+                .map(|seed| {
+                    BatchMeans::from_series(&series(coefficient, 2500, seed)).expect("long").error
+                })
                 .collect();
             let rms = (errors.iter().map(|e| e * e).sum::<f64>() / 40.0).sqrt() * 50.0;
             assert!((rms / expected - 1.0).abs() < 0.2, "{coefficient}: {rms} {expected}");
@@ -95,7 +97,7 @@ mod tests {
     #[test]
     fn intervals_hold_the_truth_as_often_as_they_say() {
         let held = (0..400).filter(|&seed| {
-            let seen = BatchMeans::of(&series(0.7, 900, 1000 + seed)).expect("long");
+            let seen = BatchMeans::from_series(&series(0.7, 900, 1000 + seed)).expect("long");
             seen.mean.abs() < crate::student::exceeded_with(0.025, seen.degrees) * seen.error
         });
         let held = held.count();
@@ -104,8 +106,8 @@ mod tests {
 
     #[test]
     fn of_too_few_values_nothing_is_said() {
-        assert_eq!(BatchMeans::of(&[1.0]), None);
+        assert_eq!(BatchMeans::from_series(&[1.0]), None);
         assert_eq!(long_run_sd(&[]), 0.0);
-        assert!(BatchMeans::of(&[1.0, 2.0, 1.0, 2.0]).is_some());
+        assert!(BatchMeans::from_series(&[1.0, 2.0, 1.0, 2.0]).is_some());
     }
 }

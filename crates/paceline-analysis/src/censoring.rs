@@ -30,7 +30,7 @@ pub struct Bound {
 }
 
 impl Bound {
-    fn of(cost: &Cost) -> Bound {
+    fn from_cost(cost: &Cost) -> Bound {
         Bound {
             idle: cost.idle,
             fixed_count: cost.fixed.count,
@@ -42,17 +42,17 @@ impl Bound {
 
 impl Censoring {
     /// `optimistic` is the cost with lower bounds taken for run-times. `None` where all is known.
-    pub(crate) fn of(trace: &Trace, optimistic: &Cost, overhead: f64) -> Option<Censoring> {
+    pub(crate) fn from_trace(trace: &Trace, optimistic: &Cost, overhead: f64) -> Option<Censoring> {
         let share = trace.censored_share();
         if share == 0.0 {
             return None;
         }
         let worst = pessimistic(trace);
-        let pessimistic = Cost::of(&worst, &hindsight(&worst, overhead, 1));
+        let pessimistic = Cost::from_hindsight(&worst, &hindsight(&worst, overhead, 1));
         Some(Censoring {
             share,
-            optimistic: Bound::of(optimistic),
-            pessimistic: Bound::of(&pessimistic),
+            optimistic: Bound::from_cost(optimistic),
+            pessimistic: Bound::from_cost(&pessimistic),
         })
     }
 }
@@ -87,9 +87,9 @@ mod tests {
             let last = if round == 0 { Cell::Observed(slow) } else { Cell::Censored(1.2) };
             seen.push_round([Cell::Observed(1.0), Cell::Observed(1.1), last]);
         }
-        let cost = |trace: &Trace| Cost::of(trace, &hindsight(trace, 0.0, 1));
+        let cost = |trace: &Trace| Cost::from_hindsight(trace, &hindsight(trace, 0.0, 1));
         let (truth, optimistic) = (cost(&truth), cost(&seen));
-        let bounds = Censoring::of(&seen, &optimistic, 0.0).expect("censored cells");
+        let bounds = Censoring::from_trace(&seen, &optimistic, 0.0).expect("censored cells");
         assert_eq!(bounds.share, 0.3);
         assert!(bounds.optimistic.idle < truth.idle && truth.idle < bounds.pessimistic.idle);
         let gains = [bounds.optimistic.fixed_gain, truth.fixed.gain, bounds.pessimistic.fixed_gain];

@@ -37,7 +37,7 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    pub(crate) fn of(residuals: &Residuals, workers: usize, rounds: usize) -> Series {
+    pub(crate) fn from_residuals(residuals: &Residuals, workers: usize, rounds: usize) -> Series {
         let most = WIDTHS[usize::from(workers > LARGE)];
         let rounds_per_value = rounds.div_ceil(most).max(1);
         let bins = rounds.div_ceil(rounds_per_value);
@@ -181,7 +181,11 @@ mod tests {
 
     fn series(spec: &str) -> Series {
         let trace = generate(&spec.parse().expect(spec), 1);
-        Series::of(&Residuals::of(&trace), trace.workers().len(), trace.rounds())
+        Series::from_residuals(
+            &Residuals::from_trace(&trace),
+            trace.workers().len(),
+            trace.rounds(),
+        )
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub struct Oracle {
 }
 
 impl Cost {
-    pub(crate) fn of(trace: &Trace, seen: &Hindsight) -> Cost {
+    pub(crate) fn from_hindsight(trace: &Trace, seen: &Hindsight) -> Cost {
         let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 1.0 };
         let counts = seen.oracle_counts.iter().map(|&count| count as f64);
         Cost {

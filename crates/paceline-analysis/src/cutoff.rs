@@ -36,7 +36,7 @@ pub struct Cutoff {
 /// them. `noise` is the gradient noise scale in contributions.
 pub(crate) fn cutoffs(trace: &Trace, seen: &Hindsight, overhead: f64, noise: f64) -> Vec<Cutoff> {
     let n = trace.workers().len();
-    let present = Presence::of(trace);
+    let present = Presence::from_trace(trace);
     let counts = chosen(n, seen.best_static_count);
     let quantiles = waits(trace, &counts);
     let progress = |count: usize| {
@@ -69,7 +69,7 @@ struct Presence {
 }
 
 impl Presence {
-    fn of(trace: &Trace) -> Presence {
+    fn from_trace(trace: &Trace) -> Presence {
         let mut rounds_with = vec![0.0; trace.workers().len() + 1];
         for round in 0..trace.rounds() {
             rounds_with[trace.row(round).filter(|cell| cell.bound().is_some()).count()] += 1.0;

@@ -40,7 +40,7 @@ impl Changes {
     /// Workers are judged by the round's median, which moves when many of them change: so where
     /// changes are found, the reference is taken from those who did not change, and all is searched
     /// again.
-    pub(crate) fn of(
+    pub(crate) fn find(
         trace: &Trace,
         residuals: &mut Residuals,
         progress: &mut dyn FnMut(f64),
@@ -131,9 +131,9 @@ mod tests {
 
     use super::*;
 
-    fn of(spec: &str, seed: u64) -> Changes {
+    fn changes_in(spec: &str, seed: u64) -> Changes {
         let trace = generate(&spec.parse().expect(spec), seed);
-        Changes::of(&trace, &mut Residuals::of(&trace), &mut |_| {})
+        Changes::find(&trace, &mut Residuals::from_trace(&trace), &mut |_| {})
     }
 
     fn first(n: usize) -> Vec<String> {
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn the_shift_of_the_first_third_is_one_event_in_its_round() {
         for seed in 1..6 {
-            let changes = of("shift48", seed);
+            let changes = changes_in("shift48", seed);
             let shift = &changes.workers[0];
             assert_eq!(shift.workers, first(16), "{seed}");
             assert!(shift.round.abs_diff(300) <= 1, "{seed}: {shift:?}");
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn others_do_not_seem_faster_when_a_third_becomes_slow() {
         for sigma in [0.02, 0.05, 0.2, 0.5] {
-            let changes = of(&format!("phase:n=48,sigma={sigma}"), 2);
+            let changes = changes_in(&format!("phase:n=48,sigma={sigma}"), 2);
             let [shift] = &changes.workers[..] else { panic!("{sigma}: {:?}", changes.workers) };
             assert_eq!(shift.workers, first(16), "{sigma}");
         }
@@ -177,7 +177,7 @@ mod tests {
             let alarms = |changes: Changes| {
                 changes.workers.len() + changes.typical.len() + changes.slowest.len()
             };
-            let alarms: usize = (1..5).map(|seed| alarms(of(spec, seed))).sum();
+            let alarms: usize = (1..5).map(|seed| alarms(changes_in(spec, seed))).sum();
             assert!(alarms <= most, "{spec}: {alarms}");
         }
     }
@@ -185,8 +185,8 @@ mod tests {
     #[test]
     fn changes_are_taken_out_of_the_residuals() {
         let trace = generate(&"phase:n=48".parse().expect("a preset"), 1);
-        let mut residuals = Residuals::of(&trace);
-        Changes::of(&trace, &mut residuals, &mut |_| {});
+        let mut residuals = Residuals::from_trace(&trace);
+        Changes::find(&trace, &mut residuals, &mut |_| {});
         let farthest = residuals.present(3).iter().fold(0.0, |far: f64, x| far.max(x.abs()));
         assert!(farthest < 0.3, "{farthest}");
     }

@@ -53,13 +53,13 @@ impl Groups {
     /// all may correlate so much by chance ([`Series::by_chance`]). Then groups that are alike are
     /// joined, and every worker goes to the group it fits best, for which it is enough that it does
     /// not fit one of the groups there are by chance. `progress` is told the share that is done.
-    pub(crate) fn of(
+    pub(crate) fn find(
         trace: &Trace,
         residuals: &Residuals,
         progress: &mut dyn FnMut(f64),
     ) -> Groups {
         let n = trace.workers().len();
-        let series = Series::of(residuals, n, trace.rounds());
+        let series = Series::from_residuals(residuals, n, trace.rounds());
         let threshold = series.by_chance(series.pairs()).max(LEAST);
         let rounds_averaged = series.rounds_per_value;
         let mut clusters = Clusters::led(&series, threshold as f32, progress);
@@ -75,7 +75,7 @@ impl Groups {
         for (set, (members, _)) in found.iter().enumerate() {
             members.iter().for_each(|&worker| sets[worker] = set);
         }
-        let what_if = WhatIf::of(trace, &sets, found.len() + n);
+        let what_if = WhatIf::for_sets(trace, &sets, found.len() + n);
         let name = |&worker: &usize| trace.workers()[worker].clone();
         let groups = found.iter().enumerate().map(|(set, (members, correlation))| Group {
             workers: members.iter().map(name).collect(),
@@ -123,12 +123,12 @@ impl<'a> Clusters<'a> {
         }
         let mut clusters =
             Clusters { series, cluster_of, sizes: vec![0; leaders.len() / width], sums: vec![] };
-        clusters.settle();
+        clusters.recount();
         clusters
     }
 
     /// Counts and sums again, and drops clusters of one.
-    fn settle(&mut self) {
+    fn recount(&mut self) {
         let mut sizes = vec![0usize; self.sizes.len()];
         self.cluster_of.iter().flatten().for_each(|&cluster| sizes[cluster] += 1);
         let mut kept = 0;
@@ -187,7 +187,7 @@ impl<'a> Clusters<'a> {
             }
         }
         self.cluster_of.iter_mut().flatten().for_each(|cluster| *cluster = into[*cluster]);
-        self.settle();
+        self.recount();
     }
 
     /// Sends everybody where it fits best, if it fits at all. A member is compared with the others
@@ -203,7 +203,7 @@ impl<'a> Clusters<'a> {
             let best = near.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
             self.cluster_of[i] = best.filter(|(_, r)| **r >= threshold).map(|(cluster, _)| cluster);
         }
-        self.settle();
+        self.recount();
     }
 
     /// The correlation of a member with the rest of its cluster.
@@ -243,9 +243,9 @@ mod tests {
 
     fn groups(spec: &str, seed: u64) -> Groups {
         let trace = generate(&spec.parse().expect(spec), seed);
-        let mut residuals = Residuals::of(&trace);
-        Changes::of(&trace, &mut residuals, &mut |_| {});
-        Groups::of(&trace, &residuals, &mut |_| {})
+        let mut residuals = Residuals::from_trace(&trace);
+        Changes::find(&trace, &mut residuals, &mut |_| {});
+        Groups::find(&trace, &residuals, &mut |_| {})
     }
 
     /// The groups as ranges of worker numbers, none of which may have a hole.

@@ -20,7 +20,7 @@ pub struct PartialWork {
 
 impl PartialWork {
     /// `None` where the trace knows of no micro-batches.
-    pub(crate) fn of(trace: &Trace, overhead: f64) -> Option<PartialWork> {
+    pub(crate) fn from_trace(trace: &Trace, overhead: f64) -> Option<PartialWork> {
         let micro_batches = trace.micro_batches();
         if micro_batches < 2 {
             return None;

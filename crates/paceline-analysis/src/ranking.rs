@@ -60,7 +60,7 @@ pub struct Worst {
 }
 
 impl Ranking {
-    pub(crate) fn of(trace: &Trace, residuals: &Residuals) -> Ranking {
+    pub(crate) fn from_trace(trace: &Trace, residuals: &Residuals) -> Ranking {
         let n = trace.workers().len();
         let series: Vec<Vec<f64>> = (0..n).map(|worker| residuals.present(worker)).collect();
         let means = series.iter().map(|series| series.iter().sum::<f64>() / series.len() as f64);
@@ -71,7 +71,7 @@ impl Ranking {
         let mut workers: Vec<Slowness> = (0..n)
             .filter(|&worker| !series[worker].is_empty())
             .map(|worker| {
-                let level = Level::of(&series[worker], typical, &mut quantiles);
+                let level = Level::from_series(&series[worker], typical, &mut quantiles);
                 Slowness {
                     worker: trace.workers()[worker].clone(),
                     factor: level.mean.exp(),
@@ -85,12 +85,12 @@ impl Ranking {
             })
             .collect();
         workers.sort_by(|a, b| b.factor.total_cmp(&a.factor));
-        Ranking { workers, worst: Worst::of(trace, &what_if) }
+        Ranking { workers, worst: Worst::from_trace(trace, &what_if) }
     }
 }
 
 impl Worst {
-    fn of(trace: &Trace, what_if: &WhatIf) -> Worst {
+    fn from_trace(trace: &Trace, what_if: &WhatIf) -> Worst {
         let n = trace.workers().len();
         let mut by_cost: Vec<usize> = (0..n).collect();
         by_cost.sort_by(|&a, &b| what_if.slowdowns[b].total_cmp(&what_if.slowdowns[a]));
@@ -101,7 +101,7 @@ impl Worst {
         by_cost.iter().for_each(|&worker| sets[worker] = 0);
         Worst {
             workers: by_cost.iter().map(|&worker| trace.workers()[worker].clone()).collect(),
-            slowdown: WhatIf::of(trace, &sets, 2).slowdowns[0],
+            slowdown: WhatIf::for_sets(trace, &sets, 2).slowdowns[0],
         }
     }
 }
@@ -126,13 +126,13 @@ struct Level {
 }
 
 impl Level {
-    fn of(series: &[f64], typical: f64, quantiles: &mut Quantiles) -> Level {
-        let Some(BatchMeans { mean, error, degrees }) = BatchMeans::of(series) else {
+    fn from_series(series: &[f64], typical: f64, quantiles: &mut Quantiles) -> Level {
+        let Some(BatchMeans { mean, error, degrees }) = BatchMeans::from_series(series) else {
             let mean = series.iter().sum::<f64>() / series.len() as f64 - typical;
             return Level { mean, interval: None, probability: None, slow: false };
         };
         let mean = mean - typical;
-        let (usual, strict) = quantiles.of(degrees);
+        let (usual, strict) = quantiles.for_degrees(degrees);
         let probability = match error > 0.0 {
             true => below(mean / error, degrees),
             false => 0.5 + 0.5 * mean.partial_cmp(&0.0).map_or(0.0, |order| f64::from(order as i8)),
@@ -158,7 +158,7 @@ impl Quantiles {
         Quantiles { strict_tail: FALSE_FLAGS / workers as f64, known: None }
     }
 
-    fn of(&mut self, degrees: usize) -> (f64, f64) {
+    fn for_degrees(&mut self, degrees: usize) -> (f64, f64) {
         match self.known {
             Some((known, both)) if known == degrees => both,
             _ => {
@@ -186,7 +186,7 @@ mod tests {
                 cell.bound().map_or(Cell::Absent, |x| Cell::Observed(x * factor(worker)))
             }));
         }
-        Ranking::of(&trace, &Residuals::of(&trace))
+        Ranking::from_trace(&trace, &Residuals::from_trace(&trace))
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(crate) struct Residuals {
 }
 
 impl Residuals {
-    pub(crate) fn of(trace: &Trace) -> Residuals {
+    pub(crate) fn from_trace(trace: &Trace) -> Residuals {
         let (workers, rounds) = (trace.workers().len(), trace.rounds());
         let mut values = vec![f32::NAN; workers * rounds];
         let (mut medians, mut slowest) = (Vec::with_capacity(rounds), Vec::with_capacity(rounds));

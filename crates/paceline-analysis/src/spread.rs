@@ -42,7 +42,7 @@ pub struct Tail {
 }
 
 impl Tail {
-    pub(crate) fn of(sorted: &[f64]) -> Tail {
+    pub(crate) fn from_sorted(sorted: &[f64]) -> Tail {
         let at = |q: f64| {
             let rank = (sorted.len() as f64 * q).ceil() as usize;
             sorted.get(rank.max(1) - 1).copied().unwrap_or(f64::NAN)
@@ -54,7 +54,7 @@ impl Tail {
 impl Spread {
     /// `levels` are the workers' own, in the logarithm; `ratios` and `slowest` those of
     /// [`Ratios`](crate::survival::Ratios), sorted.
-    pub(crate) fn of(
+    pub(crate) fn from_trace(
         trace: &Trace,
         residuals: &Residuals,
         levels: &[f64],
@@ -83,8 +83,8 @@ impl Spread {
             within_rounds: variation / rounds.max(1) as f64,
             between_workers: share(levels),
             over_time: share(&residuals.medians),
-            tail: Tail::of(ratios),
-            slowest: Tail::of(slowest),
+            tail: Tail::from_sorted(ratios),
+            slowest: Tail::from_sorted(slowest),
             absent: 1.0 - there as f64 / (trace.workers().len() * trace.rounds()).max(1) as f64,
         }
     }

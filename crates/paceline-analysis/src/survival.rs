@@ -26,7 +26,7 @@ pub struct Survival {
 
 impl Survival {
     /// Shares fall by equal factors from 1 to one in all.
-    pub(crate) fn of(sorted: &[f64]) -> Survival {
+    pub(crate) fn from_sorted(sorted: &[f64]) -> Survival {
         let n = sorted.len();
         let mut points: Vec<(f64, f64)> = Vec::new();
         for i in 0..POINTS {
@@ -48,7 +48,7 @@ pub(crate) struct Ratios {
 }
 
 impl Ratios {
-    pub(crate) fn of(trace: &Trace, residuals: &Residuals) -> Ratios {
+    pub(crate) fn from_trace(trace: &Trace, residuals: &Residuals) -> Ratios {
         let mut run_times = Vec::with_capacity(trace.workers().len() * trace.rounds());
         for (round, log) in residuals.medians.iter().enumerate() {
             let scale = (-log).exp();
@@ -72,7 +72,7 @@ mod tests {
         let n = 100_000;
         let ratios: Vec<f64> =
             (0..n).rev().map(|i| ((f64::from(i) + 0.5) / f64::from(n)).powf(-0.5)).collect();
-        let curve = Survival::of(&ratios);
+        let curve = Survival::from_sorted(&ratios);
         assert!(curve.points.len() > 40);
         for (x, share) in &curve.points[..curve.points.len() - 8] {
             assert!((share.ln() / x.ln().max(1e-9) + 2.0).abs() < 0.1 || *x < 1.05, "{x} {share}");
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn one_value_and_none_are_no_trouble() {
-        assert_eq!(Survival::of(&[2.0]).points, [(2.0, 1.0)]);
-        assert_eq!(Survival::of(&[]).points, []);
+        assert_eq!(Survival::from_sorted(&[2.0]).points, [(2.0, 1.0)]);
+        assert_eq!(Survival::from_sorted(&[]).points, []);
     }
 }

@@ -20,11 +20,11 @@ impl WhatIf {
     /// Members whose run-times are replaced by the median of the others cannot be last any more
     /// unless nobody else is there, so the round ends with the slowest of the other sets: one pass
     /// over the trace tells it for every set.
-    pub(crate) fn of(trace: &Trace, sets: &[usize], count: usize) -> WhatIf {
+    pub(crate) fn for_sets(trace: &Trace, sets: &[usize], count: usize) -> WhatIf {
         let (mut saved, mut times_last) = (vec![0.0; count], vec![0.0; count]);
         let (mut full, mut rounds) = (0.0, 0.0);
         for round in 0..trace.rounds() {
-            let Some(ends) = Ends::of(bounds(trace, round).zip(sets.iter().copied())) else {
+            let Some(ends) = Ends::from_row(bounds(trace, round).zip(sets.iter().copied())) else {
                 continue;
             };
             rounds += 1.0;
@@ -45,7 +45,7 @@ impl WhatIf {
     /// Every worker a set of its own.
     pub(crate) fn of_workers(trace: &Trace) -> WhatIf {
         let n = trace.workers().len();
-        WhatIf::of(trace, &Vec::from_iter(0..n), n)
+        WhatIf::for_sets(trace, &Vec::from_iter(0..n), n)
     }
 }
 
@@ -59,7 +59,7 @@ struct Ends {
 }
 
 impl Ends {
-    fn of(row: impl Iterator<Item = (f64, usize)>) -> Option<Ends> {
+    fn from_row(row: impl Iterator<Item = (f64, usize)>) -> Option<Ends> {
         let mut ends: Option<Ends> = None;
         for (x, set) in row.filter(|(x, _)| !x.is_nan()) {
             ends = Some(match ends {
@@ -101,10 +101,10 @@ mod tests {
 
     #[test]
     fn a_set_answers_for_what_its_members_delayed_together() {
-        let what_if = WhatIf::of(&trace(), &[0, 1, 1], 2);
+        let what_if = WhatIf::for_sets(&trace(), &[0, 1, 1], 2);
         assert_eq!(what_if.slowdowns, [1.0, 20.0 / (1.0 + 4.0 + 4.0)]);
         // A member that is not the slowest must not stand for the others.
-        let what_if = WhatIf::of(&trace(), &[1, 0, 1], 2);
+        let what_if = WhatIf::for_sets(&trace(), &[1, 0, 1], 2);
         assert_eq!(what_if.slowdowns, [20.0 / 19.0, 20.0 / 12.0]);
     }
 }

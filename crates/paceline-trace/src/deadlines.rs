@@ -29,7 +29,7 @@ pub struct Deadlines {
 pub fn deadlines(trace: &Trace, overhead: f64) -> Deadlines {
     let share = 1.0 / trace.micro_batches() as f64;
     let rounds: Vec<RoundEnds> = (0..trace.rounds())
-        .map(|round| RoundEnds::of(trace, round))
+        .map(|round| RoundEnds::from_trace(trace, round))
         .filter(|round| !round.moments.is_empty())
         .collect();
     let rate = |time: fn(&RoundEnds) -> f64| {
@@ -57,7 +57,7 @@ struct RoundEnds {
 }
 
 impl RoundEnds {
-    fn of(trace: &Trace, round: usize) -> RoundEnds {
+    fn from_trace(trace: &Trace, round: usize) -> RoundEnds {
         let mut moments = Vec::with_capacity(trace.workers().len() * trace.micro_batches());
         let (mut work, mut workers) = (0.0, 0.0f64);
         for (worker, run_time) in trace.row(round).map(Cell::bound).enumerate() {

@@ -24,7 +24,7 @@ pub(super) fn read(
     let at = |number, problem| TraceError::at(path, Place::Line(number), problem);
     let number = header.number;
     let form = fields(&header)
-        .and_then(|header| Form::of(&header, options, &mut table))
+        .and_then(|header| Form::from_header(&header, options, &mut table))
         .map_err(|problem| at(number, problem))?;
     while let Some(line) = lines.next()? {
         form.row(&line, &mut table).map_err(|problem| at(line.number, problem))?;
@@ -47,7 +47,7 @@ enum Form {
 }
 
 impl Form {
-    fn of(
+    fn from_header(
         header: &[Cow<'_, str>],
         options: &ReadOptions,
         table: &mut Table,

@@ -7,7 +7,7 @@ use super::{
     noise::Noise,
     regimes::{RegimeModel, Regimes},
     stalls::{StallModel, Stalls},
-    stream::{Part, Stream},
+    stream::{Component, Stream},
 };
 
 /// What a cluster is made of. Parts multiply:
@@ -65,15 +65,15 @@ pub struct Cluster {
 impl Cluster {
     pub(super) fn new(model: Model, phases: Phases, seed: u64) -> Cluster {
         let n = model.workers;
-        let mut levels = Stream::new(seed, Part::Level);
+        let mut levels = Stream::new(seed, Component::Level);
         Cluster {
             phases,
             round: 0,
             levels: (0..n).map(|_| model.level_sd * levels.normal()).collect(),
-            own: model.own.map(|drift| Drift::new(drift, n, seed, Part::Own)),
-            common: model.common.map(|drift| Drift::new(drift, 1, seed, Part::Common)),
+            own: model.own.map(|drift| Drift::new(drift, n, seed, Component::Own)),
+            common: model.common.map(|drift| Drift::new(drift, 1, seed, Component::Common)),
             regimes: model.regimes.map(|regimes| Regimes::new(regimes, model.nodes, seed)),
-            noise: Stream::new(seed, Part::Noise),
+            noise: Stream::new(seed, Component::Noise),
             stalls: Stalls::new(model.stalls, seed),
             model,
         }

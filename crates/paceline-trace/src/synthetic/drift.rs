@@ -1,6 +1,6 @@
 //! Factors that drift: AR(1) in the logarithm.
 
-use super::stream::{Part, Stream};
+use super::stream::{Component, Stream};
 
 /// How a drift moves.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,8 +31,8 @@ pub(super) struct Drift {
 }
 
 impl Drift {
-    pub(super) fn new(model: DriftModel, count: usize, seed: u64, part: Part) -> Drift {
-        let mut stream = Stream::new(seed, part);
+    pub(super) fn new(model: DriftModel, count: usize, seed: u64, component: Component) -> Drift {
+        let mut stream = Stream::new(seed, component);
         let values = (0..count).map(|_| model.stationary_sd * stream.normal()).collect();
         Drift { model, stream, values }
     }
@@ -58,7 +58,7 @@ mod tests {
     use crate::synthetic::statistics::{autocorrelation, sd};
 
     fn path(model: DriftModel, elapsed: f64) -> Vec<f64> {
-        let mut drift = Drift::new(model, 1, 3, Part::Own);
+        let mut drift = Drift::new(model, 1, 3, Component::Own);
         (0..100_000)
             .map(|_| {
                 drift.advance(elapsed);
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn it_starts_in_its_long_run() {
         let model = DriftModel { coefficient: 0.99, stationary_sd: 0.5 };
-        let start = Drift::new(model, 20_000, 3, Part::Own);
+        let start = Drift::new(model, 20_000, 3, Component::Own);
         assert!((sd(start.values()) - 0.5).abs() < 0.01);
     }
 }

@@ -1,6 +1,6 @@
 //! Clusters that nobody has: run-times drawn from a seed.
 //!
-//! Each part of a cluster draws from a stream of its own, so a preset with and without stalls is
+//! Each component of a cluster draws from a stream of its own, so a preset with and without stalls is
 //! otherwise the same cluster.
 
 mod catalogue;

@@ -51,12 +51,12 @@ mod tests {
     use super::*;
     use crate::synthetic::{
         statistics::{mean, normal_cdf, same_distribution},
-        stream::Part,
+        stream::Component,
     };
 
     #[track_caller]
     fn check(noise: Noise, cdf: impl Fn(f64) -> f64) {
-        let mut stream = Stream::new(11, Part::Noise);
+        let mut stream = Stream::new(11, Component::Noise);
         let mut draws: Vec<f64> = (0..20_000).map(|_| noise.draw(&mut stream)).collect();
         assert!(draws.iter().all(|&x| x > 0.0 && x.is_finite()));
         same_distribution(&mut draws, cdf);
@@ -86,7 +86,7 @@ mod tests {
             Noise::Exponential { offset: 1.0, scale: 0.3 },
             Noise::Pareto { offset: 0.8, scale: 0.2, shape: 3.0 },
         ] {
-            let mut stream = Stream::new(11, Part::Noise);
+            let mut stream = Stream::new(11, Component::Noise);
             let draws: Vec<f64> = (0..100_000).map(|_| noise.draw(&mut stream)).collect();
             assert!((mean(&draws) / noise.mean() - 1.0).abs() < 0.005, "{noise:?}");
         }

@@ -1,6 +1,6 @@
 //! Nodes that are fast or slow for a while.
 
-use super::stream::{Part, Stream};
+use super::stream::{Component, Stream};
 
 /// How nodes turn slow and fast, and how much slower slow is.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -44,9 +44,9 @@ pub(super) struct Regimes {
 
 impl Regimes {
     pub(super) fn new(model: RegimeModel, nodes: usize, seed: u64) -> Regimes {
-        let mut states = Stream::new(seed, Part::State);
+        let mut states = Stream::new(seed, Component::State);
         let slow = (0..nodes).map(|_| states.uniform() < model.slow_share()).collect();
-        Regimes { model, states, slowness: Stream::new(seed, Part::Slowness), slow }
+        Regimes { model, states, slowness: Stream::new(seed, Component::Slowness), slow }
     }
 
     /// Lets time pass.

@@ -1,6 +1,6 @@
 //! Workers that stall for a round.
 
-use super::stream::{Part, Stream, pareto};
+use super::stream::{Component, Stream, pareto};
 
 /// How often a worker stalls, and how badly.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -28,7 +28,7 @@ pub(super) struct Stalls {
 
 impl Stalls {
     pub(super) fn new(model: StallModel, seed: u64) -> Stalls {
-        Stalls { model, stream: Stream::new(seed, Part::Stall) }
+        Stalls { model, stream: Stream::new(seed, Component::Stall) }
     }
 
     /// The factor of one worker in one round; 1 if it does not stall. Always draws twice, so that

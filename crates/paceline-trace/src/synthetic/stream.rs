@@ -3,10 +3,10 @@
 use rand::{RngExt, SeedableRng, rngs::ChaCha8Rng};
 use rand_distr::{Distribution, Exp1, OpenClosed01, StandardNormal};
 
-/// The parts of a synthetic cluster that draw, each from a stream of its own: a parameter of one
-/// part never changes what another draws.
+/// The components of a synthetic cluster, each with a random stream of its own: a parameter of one
+/// component never changes what another draws.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Part {
+pub(super) enum Component {
     Level = 0,
     Own = 1,
     Common = 2,
@@ -16,7 +16,7 @@ pub(super) enum Part {
     Stall = 6,
 }
 
-/// The draws of one part.
+/// The draws of one component.
 ///
 /// ChaCha with 8 rounds, by its own name and not as a library's current default: its output is fixed
 /// by specification, one seed has 2⁶⁴ streams, and it is compiled in any case, as the generator
@@ -24,12 +24,12 @@ pub(super) enum Part {
 pub(super) struct Stream(ChaCha8Rng);
 
 impl Stream {
-    /// The stream of `part` under `seed`.
-    pub(super) fn new(seed: u64, part: Part) -> Stream {
+    /// The stream of `component` under `seed`.
+    pub(super) fn new(seed: u64, component: Component) -> Stream {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
         let mut rng = ChaCha8Rng::from_seed(key);
-        rng.set_stream(part as u64);
+        rng.set_stream(component as u64);
         Stream(rng)
     }
 
@@ -65,9 +65,9 @@ mod tests {
 
     #[test]
     fn streams_keep_their_values_and_differ() {
-        let first = |seed, part| Stream::new(seed, part).uniform();
-        assert_eq!(first(1, Part::Level), 0.381489413238261);
-        assert_eq!(first(1, Part::Noise), 0.35389294379515657);
-        assert_ne!(first(2, Part::Level), first(1, Part::Level));
+        let first = |seed, component| Stream::new(seed, component).uniform();
+        assert_eq!(first(1, Component::Level), 0.381489413238261);
+        assert_eq!(first(1, Component::Noise), 0.35389294379515657);
+        assert_ne!(first(2, Component::Level), first(1, Component::Level));
     }
 }
