@@ -49,12 +49,13 @@ pub trait Policy: Send {
     /// what takes long belongs into [`Policy::study`].
     fn closed(&mut self, _record: &RoundRecord<'_>) {}
 
-    /// A round is open, its workers have been sent off, and nothing is urgent: the time for what is
-    /// expensive. Whether and when it is called must change no answer: a policy that was not called
-    /// does the same when it is next asked.
+    /// A round is open, its workers have been sent off, and nothing is urgent: the time for expensive
+    /// learning. Called only while a round is open. Whether and when it is called there must change no
+    /// answer: a policy that was not called does the same when it is next asked.
     fn study(&mut self) {}
 
-    /// The gradient noise scale, in samples, as estimated after an update.
+    /// The gradient noise scale, in samples, as estimated after an update: heard between a close and the
+    /// next opening.
     fn noise(&mut self, _scale: f64) {}
 
     /// A run-time that was censored when its round closed became known, or known better. `load` is

@@ -36,10 +36,11 @@ use crate::{
     closed::ClosedRound,
     learned::{best_wait, follow, not_worth_waiting},
     objective::{Gain, Objective},
+    patience::Patience,
     predict::{Bdsgd, Empirical, Filter, Predictor},
     probe::Probe,
     rate::Rate,
-    scene::{Scene, with_pace},
+    scene::{Scene, whole_portions},
     stop::break_even,
     trial::Trial,
 };
@@ -88,23 +89,24 @@ impl Expert {
 /// The mixture.
 pub struct Auto {
     experts: Vec<Expert>,
-    scores: Vec<Score>,
+    scores: Vec<ExpertScore>,
     leader: usize,
     gain: Gain,
     /// How many were in when the leader would have cut, if the round is being probed since.
     led_to: Option<usize>,
     rate: Rate,
     probe: Probe,
+    patience: Patience,
     trial: Trial,
     /// Micro-batches that count one by one.
     partial: u32,
-    settled: Settled,
+    recent: RecentArrivals,
     backlog: Backlog,
 }
 
 /// What an expert earned beyond the leader, discounted.
 #[derive(Debug, Clone, Copy, Default)]
-struct Score {
+struct ExpertScore {
     sum: f64,
     square: f64,
     rounds: f64,
@@ -112,7 +114,7 @@ struct Score {
     unscored: u32,
 }
 
-impl Score {
+impl ExpertScore {
     /// By how much it is ahead of the leader, beyond doubt.
     fn ahead(&self) -> f64 {
         if self.rounds < ENOUGH {
@@ -124,21 +126,21 @@ impl Score {
     }
 }
 
-/// How far recent rounds went, so that the next is not asked about before.
+/// How many arrivals recent rounds closed with, so that no question comes much before.
 #[derive(Debug, Clone, Default)]
-struct Settled {
+struct RecentArrivals {
     least: f64,
     spread: f64,
 }
 
-impl Settled {
+impl RecentArrivals {
     fn closed(&mut self, accepted: f64) {
         let off = (accepted - self.least).abs() / accepted.max(1.0);
         self.spread = 0.9 * self.spread + 0.1 * off.min(1.0);
         self.least = accepted.min(self.least + 0.1 * (accepted - self.least).max(0.0));
     }
 
-    /// Arrivals before which asking is idle: most of the least of late, the more so if it is calm.
+    /// Arrivals before which a question is idle: most of the fewest of late, more if their number varies little.
     fn skip(&self) -> usize {
         let share = if self.spread < 0.1 { 0.9 } else { 0.6 };
         (share * self.least) as usize
@@ -155,7 +157,7 @@ impl Auto {
         ];
         experts.extend([Expert::AllBut(0), Expert::AllBut(1)]);
         experts.extend(SHARES.map(Expert::Share));
-        let scores = vec![Score::default(); experts.len()];
+        let scores = vec![ExpertScore::default(); experts.len()];
         Auto {
             experts,
             scores,
@@ -164,9 +166,10 @@ impl Auto {
             led_to: None,
             rate: Rate::default(),
             probe: Probe::default(),
+            patience: Patience::default(),
             trial: Trial::default(),
             partial: 1,
-            settled: Settled::default(),
+            recent: RecentArrivals::default(),
             backlog: Backlog::default(),
         }
     }
@@ -186,9 +189,9 @@ impl Auto {
         let overhead = self.rate.overhead();
         let gain = self.gain;
         let rate = self.rate.or_now(&gain, record.weight, seconds(record.closed, record.opened));
-        let all = gain.of(closed.all());
+        let all = gain.value(closed.all());
         let earn = |count: usize, time: f64| {
-            let brings = gain.of(closed.brings(count, time));
+            let brings = gain.value(closed.brings(count, time));
             ((brings - rate * (time + overhead)) / all).clamp(-1.0, 1.0)
         };
         // Where all were waited for nobody led.
@@ -261,14 +264,15 @@ impl Auto {
         }
         self.led_to = None;
         self.rate.closed(record);
+        self.patience.closed(record);
         let overhead = self.rate.overhead();
         let took = seconds(record.closed, record.opened) + overhead;
         let all = closed.arrived() == closed.participants();
-        self.trial.closed(self.gain.of(record.weight), self.gain.of(closed.all()), took, all);
+        self.trial.closed(self.gain.value(record.weight), self.gain.value(closed.all()), took, all);
         self.probe.closed(record, overhead);
-        self.settled.closed(closed.arrived() as f64);
+        self.recent.closed(closed.arrived() as f64);
         if learns {
-            let run_times = with_pace(record, self.partial);
+            let run_times = whole_portions(record);
             self.models().for_each(|model| model.learn(record.round, &run_times));
         }
     }
@@ -324,7 +328,7 @@ impl Policy for Auto {
     }
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
-        if view.is_opening() && self.backlog.has_round() {
+        if view.is_opening() && self.backlog.has_seen_rounds() {
             return Decision::WAIT;
         }
         self.study();
@@ -333,7 +337,7 @@ impl Policy for Auto {
         if view.now < view.opened + LEAST {
             return Decision::Wait { until: Some(view.opened + LEAST), arrivals: usize::MAX };
         }
-        let missing = self.settled.skip().max(1).saturating_sub(view.arrivals.len());
+        let missing = self.recent.skip().max(1).saturating_sub(view.arrivals.len());
         if new && missing > 0 {
             let typical = Time::span(self.rate.typical());
             let until = (!typical.is_zero()).then(|| view.opened + typical);
@@ -342,7 +346,7 @@ impl Policy for Auto {
         if view.arrivals.is_empty() || view.now <= view.opened {
             return Decision::WAIT;
         }
-        let scene = Scene::of(view);
+        let scene = Scene::from_view(view);
         let gain = self.gain;
         let rate = self.rate.or_now(&gain, scene.gained(), scene.elapsed);
         let overhead = self.rate.overhead();
@@ -357,7 +361,10 @@ impl Policy for Auto {
         let decision = match leader {
             Expert::Model(predictor) => {
                 let plan = best_wait(&mut **predictor, &gain, &scene, rate);
-                if plan.value > 0.0 { follow(&plan, view) } else { not_worth_waiting(view) }
+                match plan.value > 0.0 {
+                    true => self.patience.bounded(follow(&plan, view), view, &self.rate),
+                    false => not_worth_waiting(view),
+                }
             }
             _ if scene.elapsed >= latest => not_worth_waiting(view),
             other => {

@@ -1,11 +1,15 @@
-//! What there is to learn from, until there is time.
+//! Lessons that a policy has not learnt from yet.
 
 use paceline_core::{KeptRecord, RoundRecord, RunTime, Version, WorkerId};
 
-/// Lessons in the order in which they came. Between a close and the next opening everyone waits, so
-/// that whoever learns slowly keeps what comes, and learns when workers have been sent off.
+/// Lessons in the order in which they came. Between a close and the next opening every worker waits, so a
+/// policy that learns slowly keeps its lessons until the workers have been sent off. Because all of them
+/// are kept, and in order, it does not matter when the policy learns from them.
 #[derive(Debug, Default)]
-pub(crate) struct Backlog(Vec<Lesson>);
+pub(crate) struct Backlog {
+    lessons: Vec<Lesson>,
+    seen_rounds: bool,
+}
 
 /// One thing to learn from.
 #[derive(Debug)]
@@ -21,20 +25,22 @@ pub(crate) enum Lesson {
 
 impl Backlog {
     pub(crate) fn closed(&mut self, record: &RoundRecord<'_>) {
-        self.0.push(Lesson::Closed(record.keep()));
+        self.seen_rounds = true;
+        self.lessons.push(Lesson::Closed(record.keep()));
     }
 
     pub(crate) fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime, load: f64) {
         let run_time = run_time.per_portion(load);
-        self.0.push(Lesson::Late { worker, base, run_time });
+        self.lessons.push(Lesson::Late { worker, base, run_time });
     }
 
-    /// Whether a round waits to be learned from.
-    pub(crate) fn has_round(&self) -> bool {
-        self.0.iter().any(|lesson| matches!(lesson, Lesson::Closed(_)))
+    /// Whether a round has closed, learnt from or not. The question at an opening is then answered
+    /// without learning first.
+    pub(crate) fn has_seen_rounds(&self) -> bool {
+        self.seen_rounds
     }
 
     pub(crate) fn take(&mut self) -> Vec<Lesson> {
-        std::mem::take(&mut self.0)
+        std::mem::take(&mut self.lessons)
     }
 }

@@ -8,7 +8,8 @@
 use paceline_core::{Decision, Policy, RoundRecord, RoundView, Time};
 
 use crate::{
-    learned::not_worth_waiting, objective::Gain, rate::Rate, scene::in_order, stop::break_even,
+    learned::not_worth_waiting, objective::Gain, patience::Patience, rate::Rate, scene::in_order,
+    stop::break_even,
 };
 
 /// Rounds that an arm remembers.
@@ -28,6 +29,7 @@ struct Arm {
 pub struct Bandit {
     arms: Vec<Arm>,
     rate: Rate,
+    patience: Patience,
     wanted: usize,
 }
 
@@ -78,14 +80,16 @@ impl Policy for Bandit {
         let (samples, all) = (Gain::default(), gained + missing);
         let rate = self.rate.or_now(&samples, gained, elapsed);
         let left = break_even(&samples, all, rate, self.rate.overhead()) - elapsed;
-        match left > 0.0 {
-            true => Decision::Wait { until: Some(view.now + Time::span(left)), arrivals },
-            false => not_worth_waiting(view),
+        if left <= 0.0 {
+            return not_worth_waiting(view);
         }
+        let until = Some(view.now + Time::span(left));
+        self.patience.limited(Decision::Wait { until, arrivals }, view, &self.rate)
     }
 
     fn closed(&mut self, record: &RoundRecord<'_>) {
         self.rate.closed(record);
+        self.patience.closed(record);
         let keep = 1.0 - 1.0 / MEMORY;
         for arm in &mut self.arms {
             *arm = Arm { seconds: keep * arm.seconds, weight: keep * arm.weight };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use paceline_core::{CutReason, Decision, Policy, RoundRecord, RoundView, Time};
 
-use crate::rate::Rate;
+use crate::{patience::Patience, rate::Rate};
 
 /// Cuts so long after the round opened.
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +21,8 @@ impl Policy for Deadline {
     }
 }
 
-/// Waits for all in its first rounds, then keeps the deadline that would have been best for them.
+/// Waits for all workers in its first rounds, as far as [`Patience`] allows, then keeps the deadline that
+/// would have been best for them.
 #[derive(Debug, Clone)]
 pub struct DropCompute {
     profile: u32,
@@ -29,6 +30,7 @@ pub struct DropCompute {
     times: Vec<f64>,
     partial: u32,
     rate: Rate,
+    patience: Patience,
     deadline: Option<Duration>,
 }
 
@@ -38,8 +40,15 @@ impl DropCompute {
 
     /// Profiles so many rounds.
     pub fn new(profile: u32) -> DropCompute {
-        let (times, rate) = (Vec::new(), Rate::default());
-        DropCompute { profile, rounds: 0, times, partial: 1, rate, deadline: None }
+        DropCompute {
+            profile,
+            rounds: 0,
+            times: Vec::new(),
+            partial: 1,
+            rate: Rate::default(),
+            patience: Patience::default(),
+            deadline: None,
+        }
     }
 
     /// The deadline with the most work per second: Σ of shares done by it, over itself and the time
@@ -78,7 +87,10 @@ impl Policy for DropCompute {
         self.rate.opened(view.round, view.opened);
         match self.deadline {
             Some(deadline) => at_deadline(deadline, view),
-            None => Decision::Wait { until: None, arrivals: view.outstanding_count() },
+            None => {
+                let all = Decision::Wait { until: None, arrivals: view.outstanding_count() };
+                self.patience.limited(all, view, &self.rate)
+            }
         }
     }
 
@@ -87,6 +99,7 @@ impl Policy for DropCompute {
             return;
         }
         self.rate.closed(record);
+        self.patience.closed(record);
         self.times.extend(record.run_times.iter().map(|(_, time)| time.bound().as_secs_f64()));
         self.rounds += 1;
         if self.rounds >= self.profile {

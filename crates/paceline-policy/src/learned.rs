@@ -7,10 +7,11 @@ use paceline_core::{
 use crate::{
     backlog::{Backlog, Lesson},
     objective::{Gain, Objective},
+    patience::Patience,
     predict::Predictor,
     probe::Probe,
     rate::Rate,
-    scene::{Scene, with_pace},
+    scene::{Scene, whole_portions},
     stop::{Plan, Rule, best_count, best_plan},
 };
 
@@ -26,8 +27,7 @@ pub struct Learned {
     name: String,
     rate: Rate,
     probe: Probe,
-    /// Micro-batches that count one by one.
-    partial: u32,
+    patience: Patience,
     backlog: Backlog,
     /// The count to wait for, and of whom.
     committed: (Vec<WorkerId>, usize),
@@ -48,7 +48,7 @@ impl Learned {
             name: name.into(),
             rate: Rate::default(),
             probe: Probe::default(),
-            partial: 1,
+            patience: Patience::default(),
             backlog: Backlog::default(),
             committed: (Vec::new(), 0),
         }
@@ -71,14 +71,14 @@ impl Learned {
                 self.commit_to(workers);
             }
         }
-        view.wait_for(self.committed.1)
+        self.patience.limited(view.wait_for(self.committed.1), view, &self.rate)
     }
 
     fn commit_to(&mut self, workers: Vec<WorkerId>) {
         self.predictor.expect();
         let (typical, overhead) = (self.rate.typical(), self.rate.overhead());
         let count = best_count(&*self.predictor, &workers, typical, overhead, |share| {
-            self.gain.of(share * self.rate.whole())
+            self.gain.value(share * self.rate.whole())
         });
         self.committed = (workers, count);
     }
@@ -87,22 +87,27 @@ impl Learned {
         if view.arrivals.is_empty() || view.now <= view.opened {
             return Decision::WAIT;
         }
-        let scene = Scene::of(view);
+        let scene = Scene::from_view(view);
         let rate = self.rate.or_now(&self.gain, scene.gained(), scene.elapsed);
         let plan = best_wait(&mut *self.predictor, &self.gain, &scene, rate);
-        if plan.value > 0.0 {
-            return follow(&plan, view);
+        let decision = match plan.value > 0.0 {
+            true => self.patience.bounded(follow(&plan, view), view, &self.rate),
+            false => not_worth_waiting(view),
+        };
+        if let Decision::Wait { .. } = decision {
+            return decision;
         }
         match self.probe.instead_of_cut(view, &self.gain, rate, self.rate.overhead(), false) {
             Some(until) => Decision::Wait { until: Some(until), arrivals: 1 },
-            None => not_worth_waiting(view),
+            None => decision,
         }
     }
 
     fn learn(&mut self, record: &RoundRecord<'_>) {
         self.rate.closed(record);
+        self.patience.closed(record);
         self.probe.closed(record, self.rate.overhead());
-        let run_times = with_pace(record, self.partial);
+        let run_times = whole_portions(record);
         self.predictor.learn(record.round, &run_times);
         if self.rule == Rule::Commit {
             // Most likely the same workers take part in the next round.
@@ -146,12 +151,11 @@ impl Policy for Learned {
     }
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
-        if view.is_opening() && self.backlog.has_round() {
+        if view.is_opening() && self.backlog.has_seen_rounds() {
             return Decision::WAIT;
         }
         self.study();
         let new = self.rate.opened(view.round, view.opened);
-        self.partial = view.partial;
         match self.rule {
             Rule::Commit => self.commit(view, new),
             Rule::Renewal => self.renewal(view),
@@ -184,5 +188,68 @@ impl Policy for Learned {
 
     fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime, load: f64) {
         self.backlog.late(worker, base, run_time, load);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{Arc, Mutex},
+        time::Duration,
+    };
+
+    use paceline_core::Round;
+
+    use super::*;
+
+    /// Keeps the run-times that it is shown.
+    #[derive(Clone, Default)]
+    struct Shown(Arc<Mutex<Vec<(WorkerId, RunTime)>>>);
+
+    impl Predictor for Shown {
+        fn name(&self) -> &'static str {
+            "shown"
+        }
+
+        fn look(&mut self, _scene: &Scene) {}
+
+        fn survival(&self, _worker: WorkerId, _log_elapsed: f64) -> f64 {
+            1.0
+        }
+
+        fn learn(&mut self, _round: Round, run_times: &[(WorkerId, RunTime)]) {
+            *self.0.lock().unwrap() = run_times.to_vec();
+        }
+    }
+
+    /// Three workers: whole after 2 s, three quarters salvaged after 2 s, and half a portion after 1 s.
+    #[test]
+    fn predictors_are_shown_whole_portions_and_a_salvaged_run_time_as_a_lower_bound() {
+        let shown = Shown::default();
+        let mut learned =
+            Learned::new(Box::new(shown.clone()), Rule::Renewal, Objective::Samples, "shown");
+        let seconds = Duration::from_secs;
+        let run_times = [
+            (WorkerId(0), RunTime::Observed(seconds(2))),
+            (WorkerId(1), RunTime::Censored { at_least: seconds(2) }),
+            (WorkerId(2), RunTime::Observed(seconds(1))),
+        ];
+        learned.closed(&RoundRecord {
+            round: Round(0),
+            opened: Time::ZERO,
+            cut: Time::ZERO + seconds(2),
+            closed: Time::ZERO + seconds(2),
+            weight: 9.0,
+            run_times: &run_times,
+            salvaged: &[(WorkerId(1), 0.75)],
+            loads: &[(WorkerId(2), 0.5)],
+        });
+        learned.study();
+        let whole = [
+            (WorkerId(0), RunTime::Observed(seconds(2))),
+            (WorkerId(1), RunTime::Censored { at_least: seconds(2) }),
+            (WorkerId(2), RunTime::Observed(seconds(2))),
+        ];
+        assert_eq!(*shown.0.lock().unwrap(), whole);
     }
 }

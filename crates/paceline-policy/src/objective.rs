@@ -66,7 +66,7 @@ impl Gain {
     }
 
     /// The gain of a round closed with `weight` samples, in samples of a small round: 𝓑·B/(B + 𝓑).
-    pub(crate) fn of(&self, weight: f64) -> f64 {
+    pub(crate) fn value(&self, weight: f64) -> f64 {
         match (self.objective, self.noise) {
             (Objective::Progress, Some(noise)) => weight * noise / (weight + noise),
             _ => weight,
@@ -81,12 +81,12 @@ mod tests {
     #[test]
     fn progress_saturates_at_the_noise_and_samples_do_not() {
         let mut gain = Gain::new(Objective::Progress);
-        assert_eq!(gain.of(500.0), 500.0, "nothing is known of the noise yet");
+        assert_eq!(gain.value(500.0), 500.0, "nothing is known of the noise yet");
         gain.learn(100.0);
-        assert_eq!(gain.of(100.0), 50.0);
-        assert!(gain.of(1e9) < 100.0 && gain.of(1.0) > 0.98);
+        assert_eq!(gain.value(100.0), 50.0);
+        assert!(gain.value(1e9) < 100.0 && gain.value(1.0) > 0.98);
         let mut samples = Gain::new(Objective::Samples);
         samples.learn(100.0);
-        assert_eq!(samples.of(1e6), 1e6);
+        assert_eq!(samples.value(1e6), 1e6);
     }
 }

@@ -16,6 +16,8 @@ pub(crate) struct Rate {
     whole: f64,
     /// From opening to close, summed.
     open: f64,
+    /// From opening to the last arrival, summed.
+    arrived: f64,
     /// From close to the next opening, summed.
     between: f64,
     rounds: f64,
@@ -49,6 +51,9 @@ impl Rate {
         let each = if came > 0.0 { record.weight / came } else { record.weight };
         self.whole = keep * self.whole + each * record.run_times.len() as f64;
         self.open = keep * self.open + record.closed.since(record.opened).as_secs_f64();
+        let observed = record.run_times.iter().filter(|(_, time)| !time.is_censored());
+        let last = observed.map(|(_, time)| time.bound()).max().unwrap_or_default();
+        self.arrived = keep * self.arrived + last.as_secs_f64();
         self.between *= keep;
         self.rounds = keep * self.rounds + 1.0;
         self.closed = Some(record.closed);
@@ -57,8 +62,10 @@ impl Rate {
     /// Gain per second; before any round has closed, what a cut now would give.
     pub(crate) fn or_now(&self, gain: &Gain, gained: f64, elapsed: f64) -> f64 {
         match self.open > 0.0 {
-            true => gain.of(self.weight / self.rounds) * self.rounds / (self.open + self.between),
-            false => gain.of(gained) / elapsed,
+            true => {
+                gain.value(self.weight / self.rounds) * self.rounds / (self.open + self.between)
+            }
+            false => gain.value(gained) / elapsed,
         }
     }
 
@@ -70,6 +77,11 @@ impl Rate {
     /// Mean time between a close and the next opening.
     pub(crate) fn overhead(&self) -> f64 {
         if self.rounds > 0.0 { self.between / self.rounds } else { 0.0 }
+    }
+
+    /// Mean run-time of the last worker to arrive; 0 before any round has closed.
+    pub(crate) fn last_arrival(&self) -> f64 {
+        if self.rounds > 0.0 { self.arrived / self.rounds } else { 0.0 }
     }
 
     /// Mean time from opening to close.

@@ -81,7 +81,7 @@ impl Silent {
 
 impl Scene {
     /// What an open round looks like now.
-    pub fn of(view: &RoundView<'_>) -> Scene {
+    pub fn from_view(view: &RoundView<'_>) -> Scene {
         let arrived = view.arrivals.iter().map(|arrival| {
             let load = view.load(arrival.contribution.weight / arrival.share);
             Arrived {
@@ -152,23 +152,18 @@ pub(crate) fn seconds(time: RunTime) -> f64 {
     time.bound().as_secs_f64()
 }
 
-/// The run-times of a closed round as whole portions take, a salvaged worker's as its [`pace`] until
-/// then foretells it.
-pub(crate) fn with_pace(record: &RoundRecord<'_>, partial: u32) -> Vec<(WorkerId, RunTime)> {
-    let mut times = record.run_times.to_vec();
-    for &(worker, share) in record.salvaged {
-        if let Ok(index) = times.binary_search_by_key(&worker, |&(worker, _)| worker)
-            && share > 0.0
-        {
-            times[index].1 = RunTime::Observed(pace(times[index].1.bound(), share, partial));
-        }
-    }
-    times.iter_mut().for_each(|(worker, time)| *time = time.per_portion(record.load(*worker)));
-    times
+/// The run-times of a closed round, as whole portions take them. The run-time of a salvaged worker is
+/// censored like that of any other straggler: it says that the whole takes longer. The pace of its
+/// finished micro-batches is no run-time. It foretells the rest only while the worker keeps it
+/// ([`Silent::pace`]), and a worker that stalls or hangs in a micro-batch does not.
+pub(crate) fn whole_portions(record: &RoundRecord<'_>) -> Vec<(WorkerId, RunTime)> {
+    let times = record.run_times.iter();
+    times.map(|&(worker, time)| (worker, time.per_portion(record.load(worker)))).collect()
 }
 
-/// How long a worker takes that has done a share of its work at `until`: with j of m micro-batches, and
-/// on average half of one under way, about `until`·m/(j + ½).
+/// How long a worker takes that has done a share of its work at `until`, at an even pace: with j of m
+/// micro-batches, and on average half of one under way, about `until`·m/(j + ½). Tells how far it was
+/// before `until`; nothing is known of it after.
 pub(crate) fn pace(until: Duration, share: f64, partial: u32) -> Duration {
     until.div_f64((share + 0.5 / f64::from(partial.max(1))).min(1.0))
 }

@@ -20,7 +20,7 @@ pub const PLACES: [f64; 6] = [0.1, 0.25, 0.5, 0.75, 0.9, 0.97];
 
 /// Means over scored run-times.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Score {
+pub struct PredictionScore {
     /// Run-times scored.
     pub run_times: usize,
     /// Log density of the log run-time in nats, or log of the chance of more where it is censored.
@@ -50,7 +50,7 @@ pub fn score(
     predictor: &mut dyn Predictor,
     rounds: &[Vec<(WorkerId, RunTime)>],
     warm_up: usize,
-) -> Score {
+) -> PredictionScore {
     let mut sums = Sums::default();
     for (round, times) in rounds.iter().enumerate().filter(|(_, times)| !times.is_empty()) {
         if round >= warm_up.max(1) {
@@ -128,9 +128,9 @@ impl Sums {
         }
     }
 
-    fn mean(self) -> Score {
+    fn mean(self) -> PredictionScore {
         let scored = self.scored.max(1) as f64;
-        Score {
+        PredictionScore {
             run_times: self.run_times,
             log_likelihood: self.log_likelihood / self.run_times.max(1) as f64,
             crps: self.crps / scored,

@@ -15,7 +15,7 @@ pub enum Cutoff {
 
 impl Cutoff {
     /// The count that it means for so many participants; at least 1.
-    pub fn of(self, participants: usize) -> usize {
+    pub fn count(self, participants: usize) -> usize {
         let wanted = match self {
             Cutoff::Count(n) => n as usize,
             // 0.9 × 10 is 9.000…02 in binary; what is within rounding of a whole number is meant.
@@ -45,7 +45,7 @@ impl Policy for Static {
     }
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
-        view.wait_for(self.0.of(view.participants()))
+        view.wait_for(self.0.count(view.participants()))
     }
 }
 
@@ -55,7 +55,7 @@ mod tests {
 
     #[track_caller]
     fn check(cutoff: Cutoff, participants: usize, wanted: usize) {
-        assert_eq!(cutoff.of(participants), wanted, "{cutoff} of {participants}");
+        assert_eq!(cutoff.count(participants), wanted, "{cutoff} of {participants}");
     }
 
     #[test]

@@ -54,6 +54,6 @@ impl Predictor for Empirical {
                 false => self.pool.observe(u, 1.0),
             }
         }
-        self.pool.settle(UNIT);
+        self.pool.rebuild(UNIT);
     }
 }

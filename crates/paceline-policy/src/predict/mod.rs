@@ -22,7 +22,8 @@ use crate::scene::Scene;
 /// - Every run-time and every silence, in and out, is that of a whole portion. Loads stay outside:
 ///   [`Scene`], [`ClosedRound`](crate::closed::ClosedRound) and the policies convert.
 /// - [`Predictor::survival`] falls from 1 towards 0 as time grows.
-/// - Censored run-times count by their survival probability, never as if they had ended.
+/// - Censored run-times count by their survival probability, never as if they had ended. So do those of
+///   salvaged workers.
 pub trait Predictor: Send {
     /// As the user would write it.
     fn name(&self) -> &'static str;

@@ -53,7 +53,7 @@ impl Residuals {
             mean_beyond: vec![0.0; BINS + 1],
             size_beyond: vec![0.0; BINS + 1],
         };
-        new.settle(scale);
+        new.rebuild(scale);
         new
     }
 
@@ -75,7 +75,7 @@ impl Residuals {
     }
 
     /// Makes the survival function from what was seen and the prior.
-    pub(crate) fn settle(&mut self, scale: f64) {
+    pub(crate) fn rebuild(&mut self, scale: f64) {
         let mut at_risk: f64 =
             self.observed.iter().sum::<f64>() + self.censored.iter().sum::<f64>();
         let mut prior_before = 1.0;
@@ -199,7 +199,7 @@ mod tests {
         let normal = Normal::new(0.0, 1.0).expect("a normal");
         let mut residuals = Residuals::new(0.1);
         (0..20_000).for_each(|_| residuals.observe(normal.sample(&mut rng), 1.0));
-        residuals.settle(0.1);
+        residuals.rebuild(0.1);
         let found = distance(&residuals, normal_survival);
         // Kolmogorov's 1 % bound for so many draws is 0.0115; binning adds a little.
         assert!(found < 0.015, "{found}");
@@ -223,7 +223,7 @@ mod tests {
                 censored += 1;
             }
         }
-        residuals.settle(0.1);
+        residuals.rebuild(0.1);
         assert!(censored > 19_000, "{censored}");
         let found = distance(&residuals, normal_survival);
         assert!(found < 0.03, "{found}");
@@ -238,7 +238,7 @@ mod tests {
     fn survival_falls_from_one_and_its_tail_goes_on() {
         let mut residuals = Residuals::new(0.1);
         residuals.observe(0.0, 100.0);
-        residuals.settle(0.1);
+        residuals.rebuild(0.1);
         let mut last = 1.0;
         for k in -200..2000 {
             let now = residuals.survival(f64::from(k) / 10.0);

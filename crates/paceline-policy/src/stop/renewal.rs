@@ -48,10 +48,10 @@ pub(crate) fn best_plan(predictor: &dyn Predictor, gain: &Gain, scene: &Scene, r
     let times = count as f64 / silent.len().max(1) as f64;
     let total = scene.missing();
     let gained = scene.gained();
-    let worth = |weight: f64| gain.of(gained + weight) - gain.of(gained);
+    let worth = |weight: f64| gain.value(gained + weight) - gain.value(gained);
     let one = worth(total / count.max(1) as f64);
     let waits = moments(worth(total) / rate, &silent, scene.partial);
-    let arrives = Arrives::of(predictor, &silent, &waits, scene.partial);
+    let arrives = Arrives::new(predictor, &silent, &waits, scene.partial);
     let done_now: f64 = silent.iter().map(|s| s.weight * scene.share_done(s)).sum();
 
     let mut best = Plan { value: 0.0, wait: 0.0, arrivals: 0.0 };
@@ -122,7 +122,7 @@ struct Arrives {
 }
 
 impl Arrives {
-    fn of(predictor: &dyn Predictor, silent: &[Silent], waits: &[f64], m: u32) -> Arrives {
+    fn new(predictor: &dyn Predictor, silent: &[Silent], waits: &[f64], m: u32) -> Arrives {
         // Those who began together, usually all, have the same moments.
         let mut of = (f64::NAN, f64::NAN);
         let mut moments = vec![0.0; waits.len() + 1];
@@ -187,7 +187,7 @@ fn share_done(predictor: &dyn Predictor, s: &Silent, wait: f64, m: u32) -> f64 {
 /// The moment, in seconds since the opening, after which even everybody's arrival at once, `all` the
 /// samples there are, could not make the round as good as the run's rate.
 pub(crate) fn break_even(gain: &Gain, all: f64, rate: f64, overhead: f64) -> f64 {
-    gain.of(all) / rate - overhead
+    gain.value(all) / rate - overhead
 }
 
 #[cfg(test)]

@@ -67,8 +67,8 @@ impl Contender {
             return vec![this];
         }
         let mut shares = SHARES.map(Cutoff::Fraction).to_vec();
-        shares.dedup_by_key(|share| share.of(workers as usize));
-        shares.retain(|share| share.of(workers as usize) < workers as usize);
+        shares.dedup_by_key(|share| share.count(workers as usize));
+        shares.retain(|share| share.count(workers as usize) < workers as usize);
         let fixed = |share| Contender { policy: PolicySpec::Static(share), ..this };
         [this].into_iter().chain(shares.into_iter().map(fixed)).collect()
     }

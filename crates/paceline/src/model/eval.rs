@@ -6,7 +6,9 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use paceline_core::{RunTime, Time, WorkerId};
 use paceline_model::{Model, TrackerOptions, hash};
-use paceline_policy::{Bdsgd, Empirical, Filter, LEVELS, PLACES, Predictor, Score, score};
+use paceline_policy::{
+    Bdsgd, Empirical, Filter, LEVELS, PLACES, PredictionScore, Predictor, score,
+};
 use paceline_trace::{Cell, Trace};
 use serde::Serialize;
 
@@ -120,7 +122,7 @@ fn records(trace: &Trace) -> Vec<Vec<(WorkerId, RunTime)>> {
     (0..trace.rounds()).map(row).collect()
 }
 
-fn print(trace: &Trace, name: &str, score: Score, json: bool) -> Result<()> {
+fn print(trace: &Trace, name: &str, score: PredictionScore, json: bool) -> Result<()> {
     if json {
         let row = Row {
             trace: trace.name(),

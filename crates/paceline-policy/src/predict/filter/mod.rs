@@ -232,7 +232,7 @@ impl Predictor for Filter {
             self.factors.pop_front();
         }
         self.residuals.decay(1.0 - 1.0 / MEMORY);
-        self.residuals.settle(self.spread);
+        self.residuals.rebuild(self.spread);
         self.reference = Residuals::new(self.spread);
         self.look_ahead();
     }
