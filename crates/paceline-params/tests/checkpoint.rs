@@ -30,8 +30,8 @@ fn ramp(len: usize, start: f32) -> Vec<f32> {
 fn checkpoint(round: u64) -> Checkpoint {
     Checkpoint {
         round,
-        version: round + 1,
-        step: round + 1,
+        version: round,
+        step: round,
         model: "mlp".to_owned(),
         optimizer: OptimizerSpec::ADAMW,
         tensors: tensors(),
@@ -48,6 +48,13 @@ fn run(rounds: &[u64]) -> TempDir {
         write(dir.path(), &checkpoint(round)).unwrap();
     }
     dir
+}
+
+/// The newest whole checkpoint, where no newer one is damaged.
+fn newest(dir: &TempDir) -> Option<PathBuf> {
+    let latest = latest(dir.path()).unwrap()?;
+    assert!(latest.damaged.is_empty(), "{:?}", latest.damaged);
+    Some(latest.path)
 }
 
 fn at(parent: &TempDir, round: u64) -> PathBuf {
@@ -117,7 +124,11 @@ fn check_damage(dir: &TempDir, file: &str, message: &str) {
     let expected = format!("read {}: {message}", path.join(file).display());
     assert!(error.to_string().starts_with(&expected), "{error}\nis not\n{expected}");
     assert_eq!(verify(&path).unwrap_err().to_string(), error.to_string());
-    assert_eq!(latest(dir.path()).unwrap(), Some(at(dir, 1)), "{file} {message}");
+    let found = latest(dir.path()).unwrap().unwrap();
+    assert_eq!(found.path, at(dir, 1), "{file} {message}");
+    let told: Vec<_> =
+        found.damaged.iter().map(|d| (d.path.clone(), d.error.to_string())).collect();
+    assert_eq!(told, [(path, error.to_string())]);
 }
 
 #[test]
@@ -147,7 +158,7 @@ fn a_file_truncated_anywhere_is_refused_and_skipped() {
         check_damage(&dir, file, "");
         fs::write(&path, &whole).unwrap();
     }
-    assert_eq!(latest(dir.path()).unwrap(), Some(at(&dir, 2)));
+    assert_eq!(newest(&dir), Some(at(&dir, 2)));
 }
 
 #[test]
@@ -195,14 +206,14 @@ fn unfinished_and_foreign_entries_are_passed_over() {
         fs::write(dir.path().join(name), "").unwrap();
     }
     assert_eq!(list(dir.path()).unwrap(), [at(&dir, 40), at(&dir, 5)]);
-    assert_eq!(latest(dir.path()).unwrap(), Some(at(&dir, 40)));
+    assert_eq!(newest(&dir), Some(at(&dir, 40)));
 }
 
 #[test]
 fn no_checkpoint_is_told_from_no_whole_checkpoint() {
     let dir = run(&[]);
-    assert_eq!(latest(&dir.path().join("nowhere")).unwrap(), None);
-    assert_eq!(latest(dir.path()).unwrap(), None);
+    assert!(latest(&dir.path().join("nowhere")).unwrap().is_none());
+    assert_eq!(newest(&dir), None);
     fs::create_dir(at(&dir, 3)).unwrap();
     let error = latest(dir.path()).unwrap_err();
     assert!(error.to_string().contains("round-00000003/manifest.json"), "{error}");
@@ -213,12 +224,12 @@ fn a_crash_between_the_steps_of_a_replacement_loses_nothing() {
     let dir = run(&[1, 2]);
     let replaced = dir.path().join("round-00000002.replaced");
     fs::rename(at(&dir, 2), &replaced).unwrap();
-    assert_eq!(latest(dir.path()).unwrap(), Some(replaced.clone()));
+    assert_eq!(newest(&dir), Some(replaced.clone()));
 
     let newer = Checkpoint { model: "other".to_owned(), ..checkpoint(2) };
     write(dir.path(), &newer).unwrap();
     assert_eq!(names(dir.path()), ["round-00000001", "round-00000002"]);
-    assert_eq!(read(&latest(dir.path()).unwrap().unwrap()).unwrap(), newer);
+    assert_eq!(read(&newest(&dir).unwrap()).unwrap(), newer);
 }
 
 #[test]
@@ -228,6 +239,9 @@ fn a_damaged_checkpoint_of_the_same_round_is_replaced() {
     fs::create_dir(dir.path().join(".tmp-round-00000002")).unwrap();
     write(dir.path(), &checkpoint(2)).unwrap();
     assert_eq!(read(&at(&dir, 2)).unwrap(), checkpoint(2));
+    let kept = ["round-00000001", "round-00000002", "round-00000002.damaged"];
+    assert_eq!(names(dir.path()), kept, "what is left of the damaged one is the user's");
+    assert!(names(&dir.path().join(kept[2])).contains(&"params.safetensors".to_owned()));
 }
 
 #[test]
@@ -235,10 +249,49 @@ fn pruning_keeps_the_newest_whole_ones() {
     let dir = run(&[1, 2, 3, 4, 5]);
     fs::write(at(&dir, 4).join("params.safetensors"), "torn").unwrap();
     fs::create_dir(dir.path().join(".tmp-round-00000006")).unwrap();
-    assert_eq!(prune(dir.path(), 2).unwrap(), [at(&dir, 2), at(&dir, 1)]);
-    assert_eq!(names(dir.path()), ["round-00000003", "round-00000004", "round-00000005"]);
+    let pruned = prune(dir.path(), 2).unwrap();
+    assert_eq!(pruned.removed, [at(&dir, 2), at(&dir, 1)]);
+    let [aside] = &pruned.set_aside[..] else { panic!("{pruned:?}") };
+    assert_eq!(aside.path, dir.path().join("round-00000004.damaged"));
+    assert!(aside.error.to_string().contains("4 bytes, where the manifest says"), "{aside:?}");
+    let left = ["round-00000003", "round-00000004.damaged", "round-00000005"];
+    assert_eq!(names(dir.path()), left);
     prune(dir.path(), 0).unwrap();
-    assert_eq!(names(dir.path()), ["round-00000005"], "one always stays");
+    assert_eq!(names(dir.path()), left[1..], "one always stays, and so does damaged data");
+}
+
+/// Flips one bit of the parameters: sizes stay right, the checksum does not.
+fn flip_a_bit(checkpoint: &Path) {
+    let path = checkpoint.join("params.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, bytes).unwrap();
+}
+
+#[test]
+fn pruning_never_gives_up_a_whole_checkpoint_for_a_damaged_one() {
+    let dir = run(&[1, 2, 3]);
+    flip_a_bit(&at(&dir, 3));
+    prune(dir.path(), 1).unwrap();
+    assert_eq!(read(&at(&dir, 2)).unwrap(), checkpoint(2));
+    assert_eq!(names(dir.path()), ["round-00000002", "round-00000003.damaged"]);
+    assert_eq!(newest(&dir), Some(at(&dir, 2)), "what is set aside is no checkpoint any more");
+
+    write(dir.path(), &checkpoint(3)).unwrap();
+    flip_a_bit(&at(&dir, 3));
+    prune(dir.path(), 1).unwrap();
+    let left = ["round-00000002", "round-00000003.damaged", "round-00000003.damaged-2"];
+    assert_eq!(names(dir.path()), left);
+}
+
+#[test]
+fn pruning_changes_nothing_where_every_checkpoint_is_damaged() {
+    let dir = run(&[1, 2, 3]);
+    (1..=3).for_each(|round| flip_a_bit(&at(&dir, round)));
+    let pruned = prune(dir.path(), 1).unwrap();
+    assert!(pruned.removed.is_empty() && pruned.set_aside.is_empty(), "{pruned:?}");
+    let error = latest(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("round-00000003"), "{error}");
 }
 
 #[test]
@@ -346,6 +399,7 @@ fn train(from: &Checkpoint, block_elems: usize, shards: u32, steps: u64) -> Chec
     let slot = |k: usize| blocks.iter().map(|block| Arc::clone(&block.slots()[k])).collect();
     Checkpoint {
         round: from.round + steps,
+        version: from.version + steps,
         step: from.step + steps,
         params: blocks.iter().map(Block::snapshot).collect(),
         slots: (0..from.slots.len()).map(slot).collect(),

@@ -1,19 +1,20 @@
 //! Checkpoints written beside the run, never in its way.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use paceline_core::Version;
-use paceline_params::{Block, Checkpoint, FlatVec, all_finite, checkpoint};
+use paceline_params::{
+    Block, Checkpoint, FlatVec, all_finite,
+    checkpoint::{self, Damaged},
+};
 
 use crate::{
     config::{CheckpointConfig, SavedState, ServerConfig},
     placement::flat,
 };
 
-/// What a checkpoint of `blocks` at `version` says.
+/// The checkpoint of `blocks` at `version`: as many rounds are in it, and a resumed run starts with
+/// the round of that number.
 pub(crate) fn describe(
     config: &ServerConfig,
     tensors: &[paceline_params::TensorSpec],
@@ -36,9 +37,11 @@ pub(crate) fn describe(
     }
 }
 
-/// Writes and prunes; blocks, so it runs on a thread of its own. What is not finite is not
-/// written: it would take the place of something good. Whether a version is good is known when
-/// somebody has computed from it; until then one more is kept.
+/// Writes a checkpoint and prunes old ones. It blocks, so it runs on a thread of its own.
+///
+/// Parameters that are not finite are not written (`None`): they would take the place of good ones.
+/// Only a worker that computes from a version shows whether the version is good, so one checkpoint
+/// more than configured is kept until then.
 pub(crate) fn write(
     config: &CheckpointConfig,
     described: &Checkpoint,
@@ -52,18 +55,67 @@ pub(crate) fn write(
     Ok(Some(path))
 }
 
-/// Removes all but the newest.
+/// Removes all but the newest `keep` whole checkpoints, and reports damaged ones.
 pub(crate) fn prune(config: &CheckpointConfig, keep: usize) {
-    if let Err(error) = checkpoint::prune(&config.dir, keep) {
-        // The new one is safe; old ones are only in the way.
-        tracing::warn!("failed to remove old checkpoints: {error}");
+    match checkpoint::prune(&config.dir, keep) {
+        Ok(pruned) => {
+            for Damaged { path, error } in pruned.set_aside {
+                tracing::warn!("set a damaged checkpoint aside as {}: {error}", path.display());
+            }
+        }
+        // The new checkpoint is safe; old ones only take up space.
+        Err(error) => tracing::warn!("failed to remove old checkpoints: {error}"),
     }
 }
 
-/// Takes back a checkpoint that turned out to be of no use, if there is another.
+/// Removes a checkpoint whose parameters turned out to diverge, unless it is the only whole one.
 pub(crate) fn withdraw(config: &CheckpointConfig, path: &Path) {
-    let others = checkpoint::list(&config.dir).is_ok_and(|all| all.len() > 1);
-    if others && let Err(error) = fs::remove_dir_all(path) {
+    let another = |all: Vec<PathBuf>| {
+        all.iter().any(|other| other != path && checkpoint::verify(other).is_ok())
+    };
+    if checkpoint::list(&config.dir).is_ok_and(another)
+        && let Err(error) = checkpoint::remove(path)
+    {
         tracing::warn!("failed to remove the checkpoint {}: {error}", path.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use paceline_params::{OptimizerSpec, TensorSpec};
+
+    use super::*;
+
+    fn save(config: &CheckpointConfig, round: u64) -> PathBuf {
+        let saved = Checkpoint {
+            round,
+            version: round,
+            step: round,
+            model: "m".to_owned(),
+            optimizer: OptimizerSpec::SGD,
+            tensors: vec![TensorSpec::new("w", [3])],
+            params: vec![round as f32; 3].into(),
+            slots: Vec::new(),
+            state: serde_json::Value::Null,
+        };
+        write(config, &saved).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_diverged_checkpoint_is_removed_only_if_another_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = CheckpointConfig { dir: dir.path().to_owned(), every: 1, keep: 5 };
+        let (first, second) = (save(&config, 1), save(&config, 2));
+        let params = first.join("params.safetensors");
+        let whole = fs::read(&params).unwrap();
+        fs::write(&params, [&whole[..whole.len() - 1], &[!whole[whole.len() - 1]]].concat())
+            .unwrap();
+        withdraw(&config, &second);
+        assert!(second.exists(), "the other checkpoint is damaged");
+        fs::write(&params, whole).unwrap();
+        withdraw(&config, &second);
+        assert!(!second.exists() && first.exists());
     }
 }

@@ -138,7 +138,7 @@ fn resume(path: &Path) -> Start {
 }
 
 fn latest(dir: &Path) -> PathBuf {
-    checkpoint::latest(dir).unwrap().unwrap()
+    checkpoint::latest(dir).unwrap().unwrap().path
 }
 
 #[test]
@@ -168,6 +168,25 @@ fn an_interrupted_run_ends_with_the_same_bits_as_one_that_was_not() {
             assert!(rest.ledger.balanced);
         }
     }
+}
+
+#[test]
+fn the_round_in_a_checkpoint_is_the_one_that_a_resumed_run_starts_with() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = exact(dir.path(), OptimizerSpec::SGD);
+    config.limits.rounds = Some(7);
+    run(config.clone(), common::start());
+    let path = latest(dir.path());
+    assert!(path.ends_with("round-00000007"), "{}", path.display());
+    let saved = checkpoint::read(&path).unwrap();
+    assert_eq!((saved.round, saved.version, saved.step), (7, 7, 7));
+    config.limits.rounds = Some(8);
+    let (_, events) = run(config, resume(&path));
+    let first = events.iter().find_map(|event| match event.kind {
+        EventKind::RoundStarted { round, .. } => Some(round.0),
+        _ => None,
+    });
+    assert_eq!(first, Some(saved.round));
 }
 
 #[test]

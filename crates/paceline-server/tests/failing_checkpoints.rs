@@ -39,7 +39,7 @@ fn a_checkpoint_that_fails_is_reported_and_a_later_one_is_written() {
     for worker in workers {
         worker.join().unwrap().unwrap();
     }
-    checkpoint::verify(&checkpoint::latest(&path).unwrap().unwrap()).unwrap();
+    checkpoint::verify(&checkpoint::latest(&path).unwrap().unwrap().path).unwrap();
 }
 
 #[test]

@@ -222,7 +222,7 @@ fn a_shard_that_dies_ends_the_run_at_once_and_the_checkpoints_stay_good() {
     for path in &said {
         checkpoint::verify(path).unwrap();
     }
-    let latest = checkpoint::latest(dir.path()).unwrap().unwrap();
+    let latest = checkpoint::latest(dir.path()).unwrap().unwrap().path;
     assert_eq!(Some(&latest), said.last());
     let (start, _) = Start::resume(checkpoint::read(&latest).unwrap()).unwrap();
     assert!(start.version <= outcome.version);

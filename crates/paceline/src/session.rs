@@ -2,7 +2,7 @@
 
 use std::{
     net::TcpListener,
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::{Arc, mpsc},
     thread::{self, JoinHandle},
@@ -12,7 +12,10 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use paceline_core::{CostBias, Costs, Event, Ledger, NoiseScale, OrderSpec, StopReason, Version};
 use paceline_model::Model;
-use paceline_params::{FlatVec, checkpoint};
+use paceline_params::{
+    FlatVec,
+    checkpoint::{self, Damaged, Latest},
+};
 use paceline_server::{
     CheckpointConfig, Evaluator, Outcome, SavedState, ServerConfig, ServerError, Start, serve,
 };
@@ -205,10 +208,24 @@ impl Session {
     }
 }
 
-/// The last checkpoint of a run, if it fits what is to be trained now.
+/// The newest whole checkpoint of a run. Newer ones that are damaged are named on standard error.
+fn newest_checkpoint(dir: &RunDir) -> Result<PathBuf> {
+    let latest = checkpoint::latest(&dir.checkpoints())?;
+    let Latest { path, damaged } =
+        latest.with_context(|| format!("{} has no checkpoint", dir.path().display()))?;
+    for Damaged { path: newer, error } in &damaged {
+        say(format_args!(
+            "warning: the checkpoint {} is damaged: {error}; the run resumes from the older {}",
+            newer.display(),
+            path.display()
+        ));
+    }
+    Ok(path)
+}
+
+/// The newest whole checkpoint of a run, if it fits what is to be trained now.
 fn resume(dir: &RunDir, config: &RunConfig, balance: Option<u64>, fresh: &Start) -> Result<Start> {
-    let path = checkpoint::latest(&dir.checkpoints())?;
-    let path = path.with_context(|| format!("{} has no checkpoint", dir.path().display()))?;
+    let path = newest_checkpoint(dir)?;
     let saved = checkpoint::read(&path)?;
     let context = || format!("in the checkpoint {}", path.display());
     let differs = |what: &str, then: &str, now: &str| {

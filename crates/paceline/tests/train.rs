@@ -171,6 +171,31 @@ fn a_run_that_diverges_says_what_to_do_and_resumes_from_what_was_good() {
 }
 
 #[test]
+fn a_damaged_newest_checkpoint_is_named_and_survives_a_resume_from_the_older_one() {
+    let place = Place::new();
+    place.run("train --model softmax --rounds 6 --checkpoint-every 3 --name worn").ok();
+    let checkpoints = place.path("runs/worn/checkpoints");
+    let params = checkpoints.join("round-00000006/params.safetensors");
+    let mut bytes = std::fs::read(&params).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&params, bytes).unwrap();
+
+    let resumed = place.run("train --resume worn --rounds 9 --json").ok();
+    assert_eq!(resumed.json()["version"], 9);
+    let warning = resumed.stderr.lines().find(|line| line.contains("damaged")).unwrap();
+    let damage = "round-00000006/params.safetensors: checksum";
+    for part in ["warning: the checkpoint", damage, "resumes from the older", "round-00000003"] {
+        assert!(warning.contains(part), "{part} in {warning}");
+    }
+    let mut left: Vec<String> = std::fs::read_dir(&checkpoints)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["round-00000006", "round-00000006.damaged", "round-00000009"]);
+}
+
+#[test]
 fn flags_on_a_resume_are_checked_against_the_run_and_not_the_defaults() {
     let place = Place::new();
     place.run("train --model softmax --workers 6 --rounds 3 --name six").ok();

@@ -18,7 +18,7 @@ fn update(place: &Place, model: &str, wire: &str) -> Vec<f64> {
         ))
         .ok();
     let dir = place.path(&format!("runs/{name}/checkpoints"));
-    let latest = checkpoint::latest(&dir).unwrap().unwrap();
+    let latest = checkpoint::latest(&dir).unwrap().unwrap().path;
     let after = checkpoint::read(&latest).unwrap().params.into_vec();
     let data = DataSource::Embedded.load(Half::Train, SEED).unwrap();
     let spec: ModelSpec = model.parse().unwrap();

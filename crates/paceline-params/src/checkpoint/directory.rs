@@ -4,16 +4,46 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{CheckpointError, Manifest, tensors, verify};
+use super::{CheckpointError, verify};
 
-/// What the names of unfinished and of doomed checkpoints begin with.
+/// Prefix of checkpoints that are being written or removed.
 const HIDDEN: &str = ".tmp-";
 
-/// What is added to the name of a checkpoint while another takes its place.
+/// Suffix of a checkpoint while another takes its place.
 const REPLACED: &str = ".replaced";
 
+/// Suffix of a damaged checkpoint that was set aside. Nothing in this crate reads or removes it.
+const DAMAGED: &str = ".damaged";
+
+/// The newest whole checkpoint of a run.
+#[derive(Debug)]
+pub struct Latest {
+    /// Its path. Every byte of it has been checked.
+    pub path: PathBuf,
+    /// Newer checkpoints that are damaged, newest first.
+    pub damaged: Vec<Damaged>,
+}
+
+/// A damaged checkpoint.
+#[derive(Debug)]
+pub struct Damaged {
+    /// The path that it has now.
+    pub path: PathBuf,
+    /// The damage, with the name of the file.
+    pub error: CheckpointError,
+}
+
+/// The changes that [`prune`] made.
+#[derive(Debug, Default)]
+pub struct Pruned {
+    /// Checkpoints that were removed.
+    pub removed: Vec<PathBuf>,
+    /// Damaged checkpoints that were renamed out of the way.
+    pub set_aside: Vec<Damaged>,
+}
+
 /// The checkpoints under `parent`, newest first, whether or not they are whole. A directory that
-/// does not exist has none.
+/// does not exist has none. Damaged checkpoints that were set aside are not listed.
 pub fn list(parent: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     let mut found: Vec<_> = names(parent)?
         .into_iter()
@@ -27,41 +57,71 @@ pub fn list(parent: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
 /// The newest whole checkpoint under `parent`, every byte checked; `None` where there never was
 /// one.
 ///
-/// Damaged ones are passed over for an older one. If all are damaged the newest one's error is
-/// returned, and so is any error that says nothing about the checkpoint (no permission, a format
-/// from a later version): starting afresh is not a thing to do by mistake.
-pub fn latest(parent: &Path) -> Result<Option<PathBuf>, CheckpointError> {
-    let mut newest_error = None;
+/// A damaged checkpoint is passed over for an older one and named in [`Latest::damaged`]: tell the
+/// user. If all are damaged, the newest one's error is returned. An error that says nothing about
+/// the checkpoint (no permission, a format from a later version) is returned, too, so that a run
+/// never starts afresh by mistake.
+pub fn latest(parent: &Path) -> Result<Option<Latest>, CheckpointError> {
+    let mut damaged = Vec::new();
     for path in list(parent)? {
         match verify(&path) {
-            Ok(_) => return Ok(Some(path)),
-            Err(error) if error.is_damage() => newest_error = newest_error.or(Some(error)),
+            Ok(_) => return Ok(Some(Latest { path, damaged })),
+            Err(error) if error.is_damage() => damaged.push(Damaged { path, error }),
             Err(error) => return Err(error),
         }
     }
-    newest_error.map_or(Ok(None), Err)
+    damaged.into_iter().next().map_or(Ok(None), |newest| Err(newest.error))
 }
 
-/// Removes all but the newest `keep` checkpoints under `parent`, and whatever unfinished writing
-/// left behind; returns the paths of the removed checkpoints.
+/// Removes all but the newest `keep` whole checkpoints under `parent` (at least one stays), and
+/// drafts that a crash left behind.
 ///
-/// Only checkpoints whose files are all there in full count as kept, and one always stays. Not to
-/// be called while a checkpoint is being written.
-pub fn prune(parent: &Path, keep: usize) -> Result<Vec<PathBuf>, CheckpointError> {
+/// A checkpoint counts towards `keep` only if every byte of it is right. A damaged one that is newer
+/// than the kept ones is set aside: renamed to `round-N.damaged`, never removed. One that cannot be
+/// checked (no permission, a later format) is left alone. Without a whole checkpoint nothing
+/// changes. Not to be called while a checkpoint is being written.
+pub fn prune(parent: &Path, keep: usize) -> Result<Pruned, CheckpointError> {
     for name in names(parent)?.iter().filter(|name| name.starts_with(HIDDEN)) {
-        remove(&parent.join(name))?;
+        delete(&parent.join(name))?;
     }
-    let mut kept = 0;
-    let mut removed = Vec::new();
-    for path in list(parent)? {
-        if kept < keep.max(1) {
-            kept += usize::from(is_sound(&path));
-        } else {
-            discard(parent, &path)?;
-            removed.push(path);
+    let (keep, all) = (keep.max(1), list(parent)?);
+    let mut pruned = Pruned::default();
+    if all.len() <= keep {
+        return Ok(pruned);
+    }
+    let (mut whole, mut damaged, mut old) = (0, Vec::new(), Vec::new());
+    for path in all {
+        if whole == keep {
+            old.push(path);
+            continue;
+        }
+        match verify(&path) {
+            Ok(_) => whole += 1,
+            Err(error) if error.is_damage() => damaged.push(Damaged { path, error }),
+            Err(_) => {}
         }
     }
-    Ok(removed)
+    if whole == 0 {
+        return Ok(pruned);
+    }
+    for Damaged { path, error } in damaged {
+        pruned.set_aside.push(Damaged { path: set_aside(&path)?, error });
+    }
+    for path in old {
+        remove(&path)?;
+        pruned.removed.push(path);
+    }
+    Ok(pruned)
+}
+
+/// Removes the checkpoint at `path`, if there is one. Its name goes first, so that a removal cut
+/// short leaves no damaged checkpoint.
+pub fn remove(path: &Path) -> Result<(), CheckpointError> {
+    let Some(name) = path.file_name().filter(|_| path.exists()) else { return Ok(()) };
+    let doomed = path.with_file_name(format!("{HIDDEN}doomed-{}", name.to_string_lossy()));
+    delete(&doomed)?;
+    rename(path, &doomed)?;
+    delete(&doomed)
 }
 
 /// Makes `path` and what leads to it, for good.
@@ -75,30 +135,30 @@ pub(super) fn create(path: &Path) -> Result<(), CheckpointError> {
     sync(above)
 }
 
-/// An empty hidden directory in which to write the checkpoint of `round`.
+/// An empty hidden directory in which to write the checkpoint with this `round`.
 pub(super) fn start_draft(parent: &Path, round: u64) -> Result<PathBuf, CheckpointError> {
     let draft = parent.join(format!("{HIDDEN}{}", name_of(round)));
-    remove(&draft)?;
+    delete(&draft)?;
     fs::create_dir(&draft).map_err(CheckpointError::io("make", &draft))?;
     Ok(draft)
 }
 
 /// Gives the finished `draft` its name. At every moment there is a whole checkpoint of the round
-/// to be found, if there was one before.
+/// to be found, if there was one before. One that is not whole is set aside.
 pub(super) fn publish(parent: &Path, draft: &Path, round: u64) -> Result<PathBuf, CheckpointError> {
     let path = parent.join(name_of(round));
     let replaced = parent.join(format!("{}{REPLACED}", name_of(round)));
     if path.exists() {
         if verify(&path).is_ok() {
-            discard(parent, &replaced)?;
+            remove(&replaced)?;
             rename(&path, &replaced)?;
         } else {
-            discard(parent, &path)?;
+            set_aside(&path)?;
         }
     }
     rename(draft, &path)?;
     sync(parent)?;
-    discard(parent, &replaced)?;
+    remove(&replaced)?;
     Ok(path)
 }
 
@@ -129,27 +189,24 @@ fn names(parent: &Path) -> Result<Vec<String>, CheckpointError> {
     Ok(names.into_iter().filter_map(|name| name.into_string().ok()).collect())
 }
 
-fn is_sound(path: &Path) -> bool {
-    let whole = |manifest: Manifest| {
-        manifest.files.iter().all(|entry| tensors::verify_size(path, entry).is_ok())
-    };
-    Manifest::load(path).is_ok_and(whole)
-}
-
-/// Takes a checkpoint's name away first, so that a removal cut short leaves no damaged one.
-fn discard(parent: &Path, path: &Path) -> Result<(), CheckpointError> {
-    let Some(name) = path.file_name().filter(|_| path.exists()) else { return Ok(()) };
-    let doomed = parent.join(format!("{HIDDEN}doomed-{}", name.to_string_lossy()));
-    remove(&doomed)?;
-    rename(path, &doomed)?;
-    remove(&doomed)
+/// Renames a checkpoint so that nothing takes it for one again; returns its new path.
+fn set_aside(path: &Path) -> Result<PathBuf, CheckpointError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let candidates = (1u32..).map(|number| match number {
+        1 => path.with_file_name(format!("{name}{DAMAGED}")),
+        _ => path.with_file_name(format!("{name}{DAMAGED}-{number}")),
+    });
+    let free = candidates.into_iter().find(|candidate| !candidate.exists());
+    let free = free.expect("a directory holds fewer entries than there are numbers");
+    rename(path, &free)?;
+    Ok(free)
 }
 
 fn rename(from: &Path, to: &Path) -> Result<(), CheckpointError> {
     fs::rename(from, to).map_err(CheckpointError::io("rename", from))
 }
 
-fn remove(path: &Path) -> Result<(), CheckpointError> {
+fn delete(path: &Path) -> Result<(), CheckpointError> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         removed => removed.map_err(CheckpointError::io("remove", path)),

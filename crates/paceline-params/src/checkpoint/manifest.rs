@@ -24,7 +24,7 @@ pub struct Manifest {
     pub format: u64,
     /// The CRC-32 of the manifest itself, with this field as `00000000`.
     pub seal: Crc32,
-    /// The last round that is in the parameters.
+    /// The round that a resumed run starts with; see [`Checkpoint::round`].
     pub round: u64,
     /// The version of the parameters.
     pub version: u64,
@@ -177,7 +177,7 @@ mod tests {
         Manifest {
             format: FORMAT,
             seal: Crc32::default(),
-            round: 12,
+            round: 13,
             version: 13,
             step: 13,
             model: "mlp".to_owned(),

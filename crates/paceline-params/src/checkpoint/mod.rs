@@ -1,6 +1,6 @@
 //! Checkpoints: the whole model on disk, readable by anyone, never torn.
 //!
-//! A checkpoint of round 123 is a directory `round-00000123` with
+//! A checkpoint that a run wrote after 123 rounds is a directory `round-00000123` with
 //!
 //! - `params.safetensors`: every tensor under its name, in its shape, as `F32`;
 //! - `optimizer.safetensors`: the optimizer's state as `SLOT/TENSOR`; absent where it has none;
@@ -12,6 +12,9 @@
 //! directory beside it, the manifest last, and the directory is renamed. What [`write()`] has
 //! returned survives a crash at any later moment. One process at a time writes to a directory of
 //! checkpoints; any number may read.
+//!
+//! A checkpoint that a disk or a user damaged is never removed. [`latest`] passes it over and names
+//! it; [`prune`] and [`write()`] rename it to `round-00000123.damaged` when it is in the way.
 
 mod directory;
 mod error;
@@ -24,7 +27,7 @@ use serde_json::Value;
 
 use crate::{FlatVec, Layout, LayoutError, OptimizerSpec, TensorSpec};
 
-pub use directory::{latest, list, prune};
+pub use directory::{Damaged, Latest, Pruned, latest, list, prune, remove};
 pub use error::CheckpointError;
 pub use manifest::{Crc32, Crc32Error, FileEntry, Manifest};
 pub use read::{read, verify};
@@ -37,7 +40,8 @@ const OPTIMIZER: &str = "optimizer.safetensors";
 /// All that a run needs to go on from the end of a round.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
-    /// The last round that is in the parameters.
+    /// The round that a resumed run starts with, which is the number of rounds in the parameters.
+    /// Round r computes from version r, so a run writes the same number here and in `version`.
     pub round: u64,
     /// The version of the parameters.
     pub version: u64,

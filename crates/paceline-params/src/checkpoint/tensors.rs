@@ -77,16 +77,6 @@ pub(super) fn read(
     Ok(vectors.into_iter().map(FlatVec::from).collect())
 }
 
-/// Checks the size of the file that `entry` describes.
-pub(super) fn verify_size(dir: &Path, entry: &FileEntry) -> Result<(), CheckpointError> {
-    let path = dir.join(&entry.name);
-    let found = path.metadata().map_err(CheckpointError::io("read", &path))?.len();
-    if found != entry.bytes {
-        return Err(CheckpointError::Size { path, expected: entry.bytes, found });
-    }
-    Ok(())
-}
-
 /// Checks the size and the checksum of the file that `entry` describes.
 pub(super) fn verify(dir: &Path, entry: &FileEntry) -> Result<(), CheckpointError> {
     verify_size(dir, entry)?;
@@ -94,6 +84,15 @@ pub(super) fn verify(dir: &Path, entry: &FileEntry) -> Result<(), CheckpointErro
     let found = checksum(&path).map_err(CheckpointError::io("read", &path))?;
     if found != entry.crc32 {
         return Err(CheckpointError::Checksum { path, expected: entry.crc32, found });
+    }
+    Ok(())
+}
+
+fn verify_size(dir: &Path, entry: &FileEntry) -> Result<(), CheckpointError> {
+    let path = dir.join(&entry.name);
+    let found = path.metadata().map_err(CheckpointError::io("read", &path))?.len();
+    if found != entry.bytes {
+        return Err(CheckpointError::Size { path, expected: entry.bytes, found });
     }
     Ok(())
 }
