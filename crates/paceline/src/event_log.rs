@@ -1,11 +1,11 @@
-//! The event log: one line of JSON for everything that happened, only ever added to.
+//! The event log: one line of JSON per event, only ever appended to.
 //!
-//! A run that goes on after a resume goes on in the same file: time continues from the last line,
-//! and rounds that no checkpoint held come again; the later one is the one that counts.
+//! A resumed run appends to the same file. Timestamps continue from the last line. A round that no
+//! checkpoint held appears twice; use the later entry.
 
 use std::{
     fs::File,
-    io::{self, BufWriter, Read, Seek, SeekFrom, Write},
+    io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write},
     path::Path,
     time::Duration,
 };
@@ -54,21 +54,62 @@ impl EventLog {
     }
 }
 
-/// A process that was killed may have left half a line; the next line must not be glued to it.
-/// Returns the time of the last whole one.
-fn drop_torn_line(file: &mut File) -> io::Result<Duration> {
-    #[derive(Deserialize)]
-    struct At {
-        at: Time,
+/// Bytes that are read at a time to find the last line.
+const CHUNK: usize = 16 << 10;
+
+/// The end of a log: how far its whole lines reach, and the time of the last one.
+struct Tail {
+    whole: u64,
+    at: Duration,
+}
+
+impl Tail {
+    /// Finds the last whole line from the end of the file, in memory of a fixed size: a run of
+    /// weeks leaves a log of gigabytes.
+    fn read(log: &mut (impl Read + Seek)) -> io::Result<Self> {
+        #[derive(Deserialize)]
+        struct At {
+            at: Time,
+        }
+        let end = log.seek(SeekFrom::End(0))?;
+        let whole = after_last(log, end, |byte| byte == b'\n')?;
+        let last = after_last(log, whole, |byte| !byte.is_ascii_whitespace())?;
+        let first = after_last(log, last, |byte| byte == b'\n')?;
+        log.seek(SeekFrom::Start(first))?;
+        // The parser skips all fields but the time, and keeps none of them.
+        let line = BufReader::with_capacity(CHUNK, log.take(last - first));
+        let at = serde_json::from_reader(line).map_or(Time::ZERO, |At { at }| at);
+        Ok(Tail { whole, at: at.since(Time::ZERO) })
     }
-    let mut text = Vec::new();
-    file.read_to_end(&mut text)?;
-    let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
-    file.set_len(whole as u64)?;
-    file.seek(SeekFrom::Start(whole as u64))?;
-    let last = text[..whole].trim_ascii_end().rsplit(|&byte| byte == b'\n').next();
-    let at = last.and_then(|line| serde_json::from_slice::<At>(line).ok());
-    Ok(at.map_or(Duration::ZERO, |At { at }| at.since(Time::ZERO)))
+}
+
+/// The offset after the last byte before `end` that `wanted` accepts; 0 if there is none.
+fn after_last(
+    log: &mut (impl Read + Seek),
+    mut end: u64,
+    wanted: impl Fn(u8) -> bool,
+) -> io::Result<u64> {
+    let mut chunk = [0; CHUNK];
+    while end > 0 {
+        let start = end.saturating_sub(CHUNK as u64);
+        let bytes = &mut chunk[..(end - start) as usize];
+        log.seek(SeekFrom::Start(start))?;
+        log.read_exact(bytes)?;
+        if let Some(at) = bytes.iter().rposition(|&byte| wanted(byte)) {
+            return Ok(start + at as u64 + 1);
+        }
+        end = start;
+    }
+    Ok(0)
+}
+
+/// A process that was killed may have left half a line. Cuts it off, so that the next line is not
+/// glued to it, and returns the time of the last whole line.
+fn drop_torn_line(file: &mut File) -> io::Result<Duration> {
+    let Tail { whole, at } = Tail::read(file)?;
+    file.set_len(whole)?;
+    file.seek(SeekFrom::Start(whole))?;
+    Ok(at)
 }
 
 #[cfg(test)]
@@ -111,5 +152,65 @@ mod tests {
         assert_eq!(lines.len(), 3);
         assert_eq!(lines[0], "{\"whole\": 1}");
         assert_eq!(serde_json::from_str::<Event>(lines[2]).unwrap(), event);
+    }
+
+    /// Counts the bytes that are read, and the most that are asked for at once.
+    struct Counted<R> {
+        log: R,
+        read: usize,
+        largest: usize,
+    }
+
+    impl<R: Read> Read for Counted<R> {
+        fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+            let read = self.log.read(bytes)?;
+            self.read += read;
+            self.largest = self.largest.max(bytes.len());
+            Ok(read)
+        }
+    }
+
+    impl<R: Seek> Seek for Counted<R> {
+        fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+            self.log.seek(to)
+        }
+    }
+
+    fn line(seconds: u64, name: usize) -> Vec<u8> {
+        let at = Time::ZERO + Duration::from_secs(seconds);
+        let kind = EventKind::WorkerJoined { worker: WorkerId(1), name: "x".repeat(name) };
+        let mut line = serde_json::to_vec(&Line { at, kind: &kind }).unwrap();
+        line.push(b'\n');
+        line
+    }
+
+    #[test]
+    fn a_resume_reads_the_end_of_a_large_log_and_not_the_rest() {
+        let whole: Vec<u8> = line(1, 40).repeat(300_000).into_iter().chain(line(7, 40)).collect();
+        let mut log = Counted { log: io::Cursor::new(&whole), read: 0, largest: 0 };
+        let tail = Tail::read(&mut log).unwrap();
+        assert_eq!((tail.whole, tail.at.as_secs()), (whole.len() as u64, 7));
+        assert!(whole.len() > 20 << 20 && log.read <= 4 * CHUNK, "{} bytes read", log.read);
+    }
+
+    #[test]
+    fn a_line_of_any_length_is_found_a_chunk_at_a_time() {
+        for (first, last, torn) in
+            [(0, 0, 0), (10, 3 * CHUNK, 5), (5 * CHUNK, 1, 4 * CHUNK), (1, CHUNK, CHUNK)]
+        {
+            let whole = [line(3, first), line(9, last)].concat();
+            let bytes = [&whole[..], &vec![b'{'; torn]].concat();
+            let mut log = Counted { log: io::Cursor::new(bytes), read: 0, largest: 0 };
+            let tail = Tail::read(&mut log).unwrap();
+            assert_eq!((tail.whole, tail.at.as_secs()), (whole.len() as u64, 9));
+            assert!(log.largest <= CHUNK);
+        }
+        for empty in ["", "{\"torn", "\n\n"] {
+            let tail = Tail::read(&mut io::Cursor::new(empty)).unwrap();
+            assert_eq!(
+                (tail.whole, tail.at),
+                (empty.trim_start_matches("{\"torn").len() as u64, Duration::ZERO)
+            );
+        }
     }
 }
