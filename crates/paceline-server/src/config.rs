@@ -6,10 +6,10 @@ use paceline_core::{Enough, LedgerState, NoiseScale, RoundConfig, Version};
 use paceline_model::Model;
 use paceline_params::{Checkpoint, FlatVec, LrScaling, TensorSpec, UpdateConfig, WireType};
 use paceline_policy::{Objective, PolicySpec};
-use paceline_wire::{Listener, Transport, message::ShardPace};
+use paceline_wire::{Listener, Transport};
 use serde::{Deserialize, Serialize};
 
-use crate::run::ServerError;
+use crate::{faults::ShardFaults, run::ServerError};
 
 /// One run, from its first round to its last.
 #[derive(Debug, Clone)]
@@ -44,10 +44,8 @@ pub struct ServerConfig {
     pub push: Enough,
     /// A shard that has missed so many updates, pulls or pushes is waited for.
     pub max_stale: u64,
-    /// A shard's update is padded to so long, on purpose.
-    pub shard_nominal: Option<Duration>,
-    /// What shards are put through besides, on purpose.
-    pub slow_shards: BTreeMap<u32, ShardPace>,
+    /// Faults that shards of this process bear on purpose, by their number.
+    pub shard_faults: BTreeMap<u32, Arc<dyn ShardFaults>>,
     /// How gradients and parameters travel between workers and shards.
     pub wire: WireType,
     /// How an update is made.

@@ -8,6 +8,7 @@ mod checkpoints;
 mod config;
 mod credits;
 mod door;
+mod faults;
 mod handshakes;
 mod input;
 mod placement;
@@ -21,6 +22,7 @@ mod workers;
 pub use config::{
     CheckpointConfig, Limits, MissingToken, Placement, SavedState, ServerConfig, Start, check_bind,
 };
+pub use faults::ShardFaults;
 pub use remote::{ShardConfig, serve_shard};
 pub use rules::{ConfigError, MAX_SHARDS, Rules};
 pub use run::{Evaluation, Evaluator, Outcome, ServerError, serve};

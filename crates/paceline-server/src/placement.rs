@@ -6,7 +6,7 @@ use paceline_core::{ShardId, Version, WorkerId};
 use paceline_params::{Block, FlatVec, Layout};
 use paceline_wire::{
     Transport,
-    message::{FromShard, ShardPace, ShardSpec, ToShard},
+    message::{FromShard, ShardSpec, ToShard},
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
@@ -82,6 +82,7 @@ impl Shards {
         door: &Door,
         inbox: (&UnboundedSender<Input>, &mut UnboundedReceiver<Input>),
     ) -> Result<Shards, ServerError> {
+        let slowed = config.shard_faults.values().any(|faults| faults.slows_link());
         let spec = |index| ShardSpec {
             index,
             layout: layout.clone(),
@@ -92,19 +93,15 @@ impl Shards {
             fold_at_close: config.folds_at_close(),
             patience: config.liveness,
             // Who is left behind reads gradients later than their memory is kept for it.
-            sharers: (config.transport == Transport::Auto && !config.is_weak())
+            sharers: (config.transport == Transport::Auto && !config.is_weak() && !slowed)
                 .then_some(u32::try_from(config.round.expected).unwrap_or(u32::MAX)),
-            pace: ShardPace {
-                nominal: config.shard_nominal,
-                ..config.slow_shards.get(&index).copied().unwrap_or_default()
-            },
         };
         let specs: Vec<ShardSpec> = (0..config.placement.shards).map(spec).collect();
         let (inputs, queue) = inbox;
         match config.placement.remote {
             true => call_remote(specs, start, queue).await,
             false => {
-                let mut shards = spawn_local(specs, start, door, inputs)?;
+                let mut shards = spawn_local(config, specs, start, door, inputs)?;
                 shards.ready(queue).await?;
                 Ok(shards)
             }
@@ -127,6 +124,7 @@ impl Shards {
 }
 
 fn spawn_local(
+    config: &ServerConfig,
     mut specs: Vec<ShardSpec>,
     start: &Start,
     door: &Door,
@@ -138,7 +136,8 @@ fn spawn_local(
         let (index, inputs) = (spec.index, inputs.clone());
         let blocks = blocks_of(&spec, start);
         let report = move |report| drop(inputs.send(Input::Shard { index, report }));
-        local.push(shard::spawn(spec, blocks, report).map_err(ServerError::Shard)?);
+        let faults = config.shard_faults.get(&index).cloned();
+        local.push(shard::spawn(spec, blocks, faults, report).map_err(ServerError::Shard)?);
     }
     let links = local.iter().map(|(_, sender)| Link::Local(sender.clone())).collect();
     let addresses = vec![String::new(); local.len()];

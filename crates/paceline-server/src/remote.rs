@@ -16,6 +16,7 @@ use tokio::{
 use crate::{
     config::check_listener,
     door::Door,
+    faults::ShardFaults,
     input::Ended,
     run::ServerError,
     shard::{self, ShardInbox, ShardReport, link, sharing},
@@ -32,6 +33,8 @@ pub struct ShardConfig {
     pub address: String,
     /// What lets it in at the coordinator, and workers in here.
     pub token: Option<String>,
+    /// Faults that it bears on purpose.
+    pub faults: Option<Arc<dyn ShardFaults>>,
 }
 
 /// Runs one shard: calls the coordinator over `stream`, holds what it is told to, and serves
@@ -49,7 +52,7 @@ where
     let mut reader = FrameReader::new(read, MAX_CONTROL);
     let mut writer = FrameWriter::new(write);
     writer.preamble().await?;
-    let ShardConfig { index, of, address, token } = config;
+    let ShardConfig { index, of, address, token, faults } = config;
     let role = Role::Shard { index, of, address };
     writer.message(&Hello { token: token.clone().unwrap_or_default(), role }).await?;
     reader.preamble().await?;
@@ -62,12 +65,16 @@ where
         return Err(FrameError::Unexpected(error).into());
     };
 
+    if faults.as_ref().is_some_and(|faults| faults.slows_link()) {
+        spec.sharers = None;
+    }
     sharing::settle(std::slice::from_mut(&mut spec));
     let patience = spec.patience;
     let (reports, mut outgoing) = unbounded_channel::<Result<ShardReport, String>>();
     let say = reports.clone();
-    let (store, sender) = shard::spawn(spec, init.blocks, move |report| drop(say.send(report)))
-        .map_err(ServerError::Shard)?;
+    let report = move |report| drop(say.send(report));
+    let (store, sender) =
+        shard::spawn(spec, init.blocks, faults, report).map_err(ServerError::Shard)?;
     let door = Door {
         token,
         coordinator: None,

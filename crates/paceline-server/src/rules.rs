@@ -223,7 +223,13 @@ impl ServerConfig {
             heartbeat: self.heartbeat,
             liveness: self.liveness,
         };
-        rules.check()
+        rules.check()?;
+        needs(
+            self.placement.remote && !self.shard_faults.is_empty(),
+            "shard-faults",
+            "shards in this process",
+            "a shard in a process of its own is given its faults there",
+        )
     }
 }
 

@@ -22,7 +22,7 @@ async fn shard(address: &str, token: Option<&str>) -> Result<(), ServerError> {
     let listener = TcpListener::bind(address).await.unwrap();
     let (stream, _) = tokio::io::duplex(64);
     let token = token.map(str::to_owned);
-    let config = ShardConfig { index: 0, of: 1, address: String::new(), token };
+    let config = ShardConfig { index: 0, of: 1, address: String::new(), token, faults: None };
     serve_shard(config, stream, listener).await
 }
 

@@ -78,7 +78,8 @@ async fn call(coordinator: SocketAddr, index: u32, of: u32) -> Result<(), Server
     stream.set_nodelay(true).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    serve_shard(ShardConfig { index, of, address, token: None }, stream, listener).await
+    serve_shard(ShardConfig { index, of, address, token: None, faults: None }, stream, listener)
+        .await
 }
 
 fn exact(shards: u32, remote: bool) -> ServerConfig {

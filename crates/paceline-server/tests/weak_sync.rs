@@ -2,15 +2,20 @@
 
 mod common;
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use common::{Server, config, start, wait_for_rounds};
 use paceline_core::{Event, EventKind};
+use paceline_faults::FaultPlan;
 use paceline_server::{Evaluation, Outcome, ServerConfig};
-use paceline_wire::message::ShardPace;
+
+/// Puts four shards, whose updates are padded to 4 ms, through `faults`.
+fn slow(config: &mut ServerConfig, faults: &str) {
+    let plan: FaultPlan = faults.parse().unwrap();
+    let nominal = Some(Duration::from_millis(4));
+    let faults = |shard| Some((shard, plan.shard(shard, nominal)?));
+    config.shard_faults = (0..4).filter_map(faults).collect();
+}
 
 /// Four shards of two blocks each, of which one takes 100 ms for an update and the others 4.
 fn weak(pull: &str, max_stale: u64, rounds: u64) -> ServerConfig {
@@ -18,9 +23,7 @@ fn weak(pull: &str, max_stale: u64, rounds: u64) -> ServerConfig {
     config.placement.shards = 4;
     config.pull = pull.parse().unwrap();
     config.max_stale = max_stale;
-    config.shard_nominal = Some(Duration::from_millis(4));
-    let slow = ShardPace { factor: 25.0, ..ShardPace::default() };
-    config.slow_shards = BTreeMap::from([(1, slow)]);
+    slow(&mut config, "shard:1:25");
     config.limits.rounds = Some(rounds);
     config
 }
@@ -100,8 +103,7 @@ fn all_shards_are_waited_for_unless_something_else_is_asked() {
 fn narrow(rule: &str, max_stale: u64, rounds: u64) -> ServerConfig {
     let mut config = weak(rule, max_stale, rounds);
     config.push = config.pull;
-    let narrow = ShardPace { rate: Some(20_000), ..ShardPace::default() };
-    config.slow_shards = BTreeMap::from([(1, narrow)]);
+    slow(&mut config, "shard-link:1:160kbit");
     config
 }
 
@@ -144,9 +146,7 @@ fn the_learned_rules_find_out_which_link_not_to_wait_for() {
 #[test]
 fn a_shard_that_stands_still_is_left_behind_and_comes_back() {
     let mut config = weak("auto", 1_000, 150);
-    let (every, lasts) = (Duration::from_millis(600), Duration::from_millis(400));
-    let stops = ShardPace { stop: Some((every, lasts)), ..ShardPace::default() };
-    config.slow_shards = BTreeMap::from([(1, stops)]);
+    slow(&mut config, "shard-stop:1:600ms:400ms");
     let (outcome, parts, _) = run(config, false);
     assert!(outcome.ledger.balanced);
     // It is missing for spells, and there in between.

@@ -1,15 +1,15 @@
 //! Run-times from the language in which live runs are slowed.
 
 use paceline_core::{Version, WorkerId};
+use paceline_faults::{SlowWorker, SlownessSpec};
 use paceline_sim::World;
 use paceline_trace::{Deadlines, Trace, Unit, deadlines};
-use paceline_worker::{Slowness, SlownessSpec};
 
 /// Workers that take a nominal time, but for the slowness that a description gives them: the same
 /// factors, by seed, worker and round, as a live run would have.
 #[derive(Debug, Clone)]
 pub struct Paced {
-    workers: Vec<Slowness>,
+    workers: Vec<SlowWorker>,
     nominal: f64,
     /// The round that is next, and the present round's run-times.
     next: u64,
@@ -19,8 +19,8 @@ pub struct Paced {
 impl Paced {
     /// So many workers that take `nominal` seconds where nothing slows them.
     pub fn new(spec: &SlownessSpec, workers: u32, nominal: f64, seed: u64) -> Paced {
-        let workers: Vec<Slowness> =
-            (0..workers).map(|worker| spec.of(WorkerId(worker), seed)).collect();
+        let workers: Vec<SlowWorker> =
+            (0..workers).map(|worker| spec.worker(WorkerId(worker), seed)).collect();
         Paced { row: vec![nominal; workers.len()], workers, nominal, next: 0 }
     }
 }

@@ -297,43 +297,6 @@ pub enum ToShard {
     Stop,
 }
 
-/// What a shard is put through, on purpose.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct ShardPace {
-    /// An update takes it at least so long.
-    pub nominal: Option<Duration>,
-    /// It takes so many times as long.
-    pub factor: f64,
-    /// Of every such span it stands still for so long at the end.
-    pub stop: Option<(Duration, Duration)>,
-    /// Its link carries so many bytes a second, in both directions together.
-    pub rate: Option<u64>,
-}
-
-impl Default for ShardPace {
-    fn default() -> Self {
-        ShardPace { nominal: None, factor: 1.0, stop: None, rate: None }
-    }
-}
-
-impl ShardPace {
-    /// What an update that took so long is to be followed by, so long after the shard began.
-    pub fn pause(self, took: Duration, after: Duration) -> Duration {
-        let longer = self.nominal.unwrap_or(took).mul_f64(self.factor).saturating_sub(took);
-        longer + self.standstill(after + longer)
-    }
-
-    /// How long it goes on standing still.
-    fn standstill(self, after: Duration) -> Duration {
-        let Some((every, lasts)) = self.stop else { return Duration::ZERO };
-        let phase = after.as_secs_f64() % every.as_secs_f64();
-        match phase >= every.saturating_sub(lasts).as_secs_f64() {
-            true => every.saturating_sub(Duration::from_secs_f64(phase)),
-            false => Duration::ZERO,
-        }
-    }
-}
-
 /// An update, the same for all shards.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Apply {
@@ -352,8 +315,6 @@ pub struct Apply {
 /// What a shard is to hold.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ShardSpec {
-    /// Slowness made on purpose.
-    pub pace: ShardPace,
     /// Which shard.
     pub index: u32,
     /// The whole layout.

@@ -20,14 +20,14 @@ use thiserror::Error;
 
 use crate::{
     data::DataPlane,
+    faults::MakeFaults,
     mailbox::{Mailbox, Next, Until},
     outbox::Outbox,
-    slowness::SlownessSpec,
     work::{Bench, Compute, Ended, Tally},
 };
 
 /// What a worker is told by whoever starts it; the rest it learns from the coordinator.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct WorkerConfig {
     /// The coordinator's address.
     pub address: String,
@@ -37,8 +37,8 @@ pub struct WorkerConfig {
     pub wish: Option<u32>,
     /// Host and process, for people.
     pub name: String,
-    /// Slowness made on purpose.
-    pub slowness: SlownessSpec,
+    /// Faults that it bears on purpose.
+    pub faults: Option<MakeFaults>,
     /// What gradients and parameters go by.
     pub transport: Transport,
 }
@@ -151,7 +151,7 @@ pub fn run(
         compute: &mut *compute,
         outbox: &outbox,
         mailbox: &mailbox,
-        slowness: config.slowness.of(job.worker, job.seed),
+        faults: config.faults.as_ref().map(|make| make(&job)),
         orders: OrderSpec { balance, ..OrderSpec::new(job.seed, job.samples) },
         batch: job.batch,
         costs,

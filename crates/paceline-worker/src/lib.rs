@@ -9,15 +9,15 @@ mod buffer;
 mod client;
 mod couriers;
 mod data;
+mod faults;
 mod link;
 mod mailbox;
 mod memory;
 mod outbox;
-mod slowness;
 mod work;
 
 pub use paceline_shm::Kept;
 
 pub use client::{PullWait, WorkerConfig, WorkerError, run};
-pub use slowness::{Slowness, SlownessError, SlownessSpec};
+pub use faults::{MakeFaults, WorkerFaults};
 pub use work::{Compute, Tally, micro_batch, part_of};

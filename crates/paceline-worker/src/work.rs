@@ -11,9 +11,9 @@ use paceline_wire::{FrameError, message::FromWorker};
 
 use crate::{
     buffer::Buffer,
+    faults::WorkerFaults,
     mailbox::{Mailbox, Task},
     outbox::{Outbox, Say},
-    slowness::Slowness,
 };
 
 /// Progress is told no more often than that: it would cost more than it helps.
@@ -80,7 +80,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) compute: &'a mut dyn Compute,
     pub(crate) outbox: &'a Outbox,
     pub(crate) mailbox: &'a Mailbox,
-    pub(crate) slowness: Slowness,
+    pub(crate) faults: Option<Box<dyn WorkerFaults>>,
     pub(crate) orders: OrderSpec,
     /// Samples of a whole round's work.
     pub(crate) batch: u32,
@@ -141,7 +141,6 @@ impl Bench<'_> {
             let all = self.orders.samples;
             FrameError::Unexpected(format!("work on {portion} of {all} samples"))
         })?;
-        let mut pace = self.slowness.round(*base);
         let mut said = Instant::now();
         for part in 0..self.micro_batches {
             let micro = micro_batch(&samples, part, self.micro_batches);
@@ -153,9 +152,13 @@ impl Bench<'_> {
                 None => micro.len() as f64 / f64::from(self.batch.max(1)),
             };
             let wanted = || !self.mailbox.is_cut(*base);
-            let work = || self.compute.gradient_while(micro, &mut self.gradient, &wanted);
+            let began = Instant::now();
+            let loss = self.compute.gradient_while(micro, &mut self.gradient, &wanted);
             let rest = |time| self.mailbox.rest(*base, time);
-            match pace.micro_batch(share, work, rest) {
+            let faults = self.faults.as_mut();
+            let usable =
+                faults.is_none_or(|faults| faults.after_micro_batch(*base, share, began, &rest));
+            match loss.filter(|_| usable) {
                 Some(loss) if self.outbox.add(loss, &mut self.gradient) => {}
                 _ => return Ok(()),
             }

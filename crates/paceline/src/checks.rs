@@ -46,9 +46,9 @@ impl RunConfig {
 
     /// Only workers and shards that there are can be slow.
     fn check_stragglers(&self) -> Result<()> {
-        let (scenario, workers, shards) =
-            (self.scenario()?, self.cluster.workers, self.cluster.shards);
-        let named = scenario.workers();
+        let (plan, workers, shards) =
+            (self.fault_plan()?, self.cluster.workers, self.cluster.shards);
+        let named = plan.workers();
         let strangers: Vec<String> =
             named.iter().filter(|&&w| w >= workers).map(ToString::to_string).collect();
         ensure!(
@@ -56,7 +56,7 @@ impl RunConfig {
             "stragglers names worker {}, but there are {workers}, numbered from 0",
             strangers.join(", "),
         );
-        let stranger = scenario.shards.keys().find(|shard| **shard >= shards);
+        let stranger = plan.shards.keys().find(|shard| **shard >= shards);
         ensure!(
             stranger.is_none(),
             "stragglers names shard {}, but there are {shards}, from 0",

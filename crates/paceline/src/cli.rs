@@ -4,6 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
+use paceline_faults::{LinkSpec, Rate, hog};
 use paceline_policy::POLICIES;
 use paceline_wire::Transport;
 use tracing_subscriber::EnvFilter;
@@ -15,7 +16,6 @@ use crate::{
     console, descriptors,
     flags::RunFlags,
     host,
-    link::{self, LinkArgs},
     model::{self, ModelArgs},
     server,
     simulate::{self, SimulateArgs},
@@ -154,10 +154,23 @@ struct PoliciesArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct HogArgs {
+struct HogArgs {
     /// Stay on this core
     #[arg(long, value_name = "CORE")]
-    pub(crate) pin: Option<usize>,
+    pin: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+struct LinkArgs {
+    /// The process whose worker it is for; names are made from it
+    #[arg(long, value_name = "PID")]
+    owner: u32,
+    /// The worker
+    #[arg(long, value_name = "N")]
+    worker: u32,
+    /// Bits per second, each way
+    #[arg(long)]
+    rate: Rate,
 }
 
 /// Runs the command line.
@@ -216,7 +229,16 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Compare(args) => compare::run(args),
         Command::Model(args) => model::run(&args),
         Command::Policies(args) => policies(args.json),
-        Command::Hog(args) => host::hog(args.pin).map(|()| ExitCode::SUCCESS),
-        Command::Link(args) => link::keep(&args).map(|()| ExitCode::SUCCESS),
+        Command::Hog(args) => {
+            if let Some(core) = args.pin {
+                host::pin(core)?;
+            }
+            hog()?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Link(LinkArgs { owner, worker, rate }) => {
+            LinkSpec { owner, worker, rate }.keep()?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }

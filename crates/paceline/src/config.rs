@@ -8,6 +8,7 @@ use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Command};
 use paceline_core::{Enough, RoundConfig, Straggler};
+use paceline_faults::FaultPlan;
 use paceline_nn::CostSpec;
 use paceline_params::{LrScaling, UpdateConfig};
 use paceline_policy::{Cutoff, Objective, PolicySpec};
@@ -18,7 +19,6 @@ use toml::de::DeTable;
 
 use crate::{
     flags::RunFlags,
-    scenario::Scenario,
     settings::{
         ClusterSettings, FaultSettings, RecordSettings, RoundSettings, StopSettings, TaskSettings,
         UpdateSettings, WeakSettings,
@@ -153,12 +153,12 @@ impl RunConfig {
         count.into_iter().chain(stop).chain(alone).chain(by_tcp).collect()
     }
 
-    pub(crate) fn scenario(&self) -> Result<Scenario> {
+    pub(crate) fn fault_plan(&self) -> Result<FaultPlan> {
         Ok(self.faults.stragglers.parse()?)
     }
 
     fn longest_stop(&self) -> Option<Duration> {
-        self.scenario().ok()?.longest_stop()
+        self.fault_plan().ok()?.longest_stop()
     }
 
     /// How often a worker gives a sign of life: often enough that one that was stopped for less than

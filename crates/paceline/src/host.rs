@@ -1,6 +1,6 @@
 //! This machine: its name, its cores, and processes on it.
 
-use std::{ffi::OsStr, io::Read, os::unix::process::CommandExt, process::Command};
+use std::{ffi::OsStr, os::unix::process::CommandExt, process::Command};
 
 use anyhow::{Context, Result};
 use rustix::{
@@ -50,18 +50,4 @@ pub(crate) fn core_numbers() -> Result<Vec<usize>> {
 /// Cores of this machine.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// Keeps a core busy until standard input closes, which it does when whoever started it is gone.
-pub(crate) fn hog(core: Option<usize>) -> Result<()> {
-    if let Some(core) = core {
-        pin(core)?;
-    }
-    std::thread::spawn(|| {
-        loop {
-            std::hint::spin_loop();
-        }
-    });
-    std::io::stdin().read_to_end(&mut Vec::new())?;
-    Ok(())
 }

@@ -2,24 +2,22 @@
 
 use std::{
     fs,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Stdio},
     sync::Arc,
 };
 
 use anyhow::{Context, Result};
+use paceline_faults::WorkerNetwork;
 use paceline_wire::Transport;
 use tokio::sync::watch;
 
 use crate::{
     config::RunConfig,
     host,
-    link::Link,
     member::{Member, Recipe},
-    proxy::{Proxy, Route},
     run_dir::RunDir,
-    scenario::Treatment,
 };
 
 /// The worker processes of a run, and what some of them have to bear. Dropping it ends all, the
@@ -27,8 +25,7 @@ use crate::{
 pub(crate) struct Crew {
     members: Vec<Member>,
     hogs: Vec<Child>,
-    proxies: Vec<Proxy>,
-    links: Vec<Link>,
+    networks: Vec<WorkerNetwork>,
     /// Where each worker's words go, and how much was there before this run.
     logs: Vec<(PathBuf, u64)>,
     running: watch::Receiver<usize>,
@@ -38,66 +35,37 @@ impl Crew {
     /// Starts `config.cluster.workers` workers for the server at `address`.
     pub(crate) fn start(config: &RunConfig, address: SocketAddr, dir: &RunDir) -> Result<Self> {
         let exe = std::env::current_exe().context("failed to find this program")?;
-        let (scenario, cores) = (config.scenario()?, host::core_numbers()?);
+        let (plan, cores) = (config.fault_plan()?, host::core_numbers()?);
         let (alive, running) = watch::channel(config.cluster.workers as usize);
         let alive = Arc::new(alive);
         let mut crew = Crew {
             members: Vec::new(),
             hogs: Vec::new(),
-            proxies: Vec::new(),
-            links: Vec::new(),
+            networks: Vec::new(),
             logs: Vec::new(),
             running,
         };
         for worker in 0..config.cluster.workers {
             let (log, path) = dir.worker_log(worker)?;
             crew.logs.push((path, log.metadata().map_or(0, |log| log.len())));
-            let treatment = scenario.of(worker);
-            let core = scenario.core(worker, &cores)?;
-            if let Some(core) = core.filter(|_| treatment.hog) {
+            let faults = plan.process(worker);
+            let core = plan.core(worker, &cores)?;
+            if let Some(core) = core.filter(|_| faults.hog) {
                 crew.hogs.push(hog(&exe, core)?);
             }
-            let way = crew.way(&exe, worker, &treatment, address, config.task.seed)?;
+            let network = WorkerNetwork::start(&exe, worker, &faults, address, config.task.seed)?;
             let recipe = Recipe {
                 exe: exe.clone(),
-                entrance: way.entrance,
-                args: args(config, worker, (way.address, way.transport), core, treatment.nice),
+                entrance: network.entrance(),
+                args: args(config, worker, &network, core, faults.nice),
                 worker,
-                slowness: scenario.inside.clone(),
+                slowness: plan.inside.clone(),
                 log,
             };
-            crew.members.push(Member::start(recipe, treatment, Arc::clone(&alive))?);
+            crew.networks.push(network);
+            crew.members.push(Member::start(recipe, faults, Arc::clone(&alive))?);
         }
         Ok(crew)
-    }
-
-    /// Lays a worker's way to the server at `address`.
-    fn way(
-        &mut self,
-        exe: &Path,
-        worker: u32,
-        treatment: &Treatment,
-        address: SocketAddr,
-        seed: u64,
-    ) -> Result<Way> {
-        let mut way = Way { address, entrance: Vec::new(), transport: Transport::Auto };
-        let (mut at, mut only) = (IpAddr::V4(Ipv4Addr::LOCALHOST), None);
-        if let Some(rate) = treatment.rate {
-            let link = Link::start(exe, worker, rate)?;
-            (at, only) = (link.here, Some(link.there));
-            way.entrance = link.entrance().map(str::to_owned).to_vec();
-            self.links.push(link);
-        }
-        if only.is_some() || treatment.path != Default::default() {
-            let seed = seed ^ (u64::from(worker) << 40);
-            let proxy =
-                Proxy::start(Route { at, only, server: address, path: treatment.path, seed })?;
-            way.address = proxy.address();
-            // What is done to its way is to be done to its gradients.
-            way.transport = Transport::Tcp;
-            self.proxies.push(proxy);
-        }
-        Ok(way)
     }
 
     /// Resolves when no worker is left.
@@ -129,24 +97,17 @@ impl Drop for Crew {
     }
 }
 
-/// How a worker reaches the server.
-struct Way {
-    address: SocketAddr,
-    /// What leads to where the worker has to be.
-    entrance: Vec<String>,
-    transport: Transport,
-}
-
 /// What a worker is told, besides how slow it is.
 fn args(
     config: &RunConfig,
     worker: u32,
-    (address, transport): (SocketAddr, Transport),
+    network: &WorkerNetwork,
     core: Option<usize>,
     nice: Option<i32>,
 ) -> Vec<String> {
+    let transport = if network.is_worse() { Transport::Tcp } else { Transport::Auto };
     let flags = [
-        Some(("--connect", address.to_string())),
+        Some(("--connect", network.address().to_string())),
         Some(("--index", worker.to_string())),
         Some(("--data", config.task.data.to_string())),
         Some(("--transport", transport.to_string())),

@@ -14,11 +14,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use paceline_worker::SlownessSpec;
+use paceline_faults::{Preemption, ProcessFaults, SlownessSpec, Stopper};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::watch;
 
-use crate::{console::say, disturbance::Preemption, host, scenario::Treatment, stall::Stall};
+use crate::{console::say, host};
 
 /// How long a worker has to end by itself after the run.
 const PARTING: Duration = Duration::from_secs(3);
@@ -70,15 +70,14 @@ impl Member {
     /// Starts the worker; `alive` counts it until it is gone for good.
     pub(crate) fn start(
         recipe: Recipe,
-        treatment: Treatment,
+        faults: ProcessFaults,
         alive: Arc<watch::Sender<usize>>,
     ) -> Result<Self> {
-        let Treatment { stalls, mut preemptions, .. } = treatment;
+        let ProcessFaults { stalls, mut preemptions, .. } = faults;
         preemptions.reverse();
         let child = recipe.start(preemptions.last())?;
         let (run, over) = mpsc::channel();
-        let began = Instant::now();
-        let mut life = Life { recipe, stalls, preemptions, child, began, stopped: false, over };
+        let mut life = Life { recipe, stopper: Stopper::new(stalls), preemptions, child, over };
         let thread = thread::Builder::new().name("member".to_owned()).spawn(move || {
             life.until_gone();
             life.part();
@@ -105,13 +104,10 @@ impl Drop for Member {
 /// A worker's life, or its lives, as the thread that sees to it leads them.
 struct Life {
     recipe: Recipe,
-    stalls: Vec<Stall>,
+    stopper: Stopper,
     /// Those to come, the next one last.
     preemptions: Vec<Preemption>,
     child: Child,
-    began: Instant,
-    /// By a signal of ours, and not continued yet.
-    stopped: bool,
     /// Hangs up when the run is over.
     over: Receiver<()>,
 }
@@ -125,27 +121,11 @@ impl Life {
                 Ok(Some(status)) if self.comes_back(status) => continue,
                 _ => return,
             }
-            let nap = self.stop_or_go();
+            let nap = self.stopper.apply(&self.child, LOOK);
             if self.is_over_after(nap) {
                 return;
             }
         }
-    }
-
-    /// Stops the worker or lets it go on, as is due; returns when to look again.
-    fn stop_or_go(&mut self) -> Duration {
-        let now = self.began.elapsed();
-        let stand = self.stalls.iter().any(|stall| stall.is_on(now));
-        if stand != self.stopped {
-            self.signal(if stand { Signal::STOP } else { Signal::CONT });
-            self.stopped = stand;
-        }
-        self.stalls.iter().map(|stall| stall.changes_in(now)).fold(LOOK, Duration::min)
-    }
-
-    /// The process has not been waited for, so its number is still its own.
-    fn signal(&self, signal: Signal) {
-        let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 
     /// A worker that was killed with a preemption to come is started again after its time away.
@@ -160,7 +140,7 @@ impl Life {
         match self.recipe.start(self.preemptions.last()) {
             Ok(child) => {
                 self.child = child;
-                self.stopped = false;
+                self.stopper.restarted();
                 true
             }
             Err(error) => {
@@ -177,7 +157,7 @@ impl Life {
     /// Waits a moment for the worker to end, and then ends it.
     fn part(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
-            self.signal(Signal::CONT);
+            let _ = kill_process(Pid::from_child(&self.child), Signal::CONT);
         }
         let deadline = Instant::now() + PARTING;
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
@@ -192,6 +172,8 @@ impl Life {
 
 #[cfg(test)]
 mod tests {
+    use paceline_faults::Stall;
+
     use super::*;
 
     /// A shell in the place of a worker. What it is told comes after the script, as its arguments.
@@ -219,8 +201,8 @@ mod tests {
         let (alive, running) = count();
         let away = Duration::from_millis(1);
         let preemptions = [4, 9].map(|round| Preemption { round, away }).to_vec();
-        let treatment = Treatment { preemptions, ..Treatment::default() };
-        let mut member = Member::start(shell(script, &dir), treatment, alive).unwrap();
+        let faults = ProcessFaults { preemptions, ..ProcessFaults::default() };
+        let mut member = Member::start(shell(script, &dir), faults, alive).unwrap();
         member.thread.take().unwrap().join().unwrap();
         assert_eq!(*running.borrow(), 0);
         let told = std::fs::read_to_string(dir.path().join("log")).unwrap();
@@ -237,10 +219,11 @@ mod tests {
     fn a_stopped_worker_goes_on_when_the_run_is_over() {
         let dir = tempfile::tempdir().unwrap();
         let stall = Stall::new(Duration::from_secs(3600), Duration::from_millis(3_599_700));
-        let treatment = Treatment { stalls: stall.into_iter().collect(), ..Treatment::default() };
+        let stalls = stall.into_iter().collect();
+        let faults = ProcessFaults { stalls, ..ProcessFaults::default() };
         let (alive, running) = count();
         let script = shell("echo $$ >&2; exec sleep 1", &dir);
-        let member = Member::start(script, treatment, alive).unwrap();
+        let member = Member::start(script, faults, alive).unwrap();
         let began = Instant::now();
         let log = || std::fs::read_to_string(dir.path().join("log")).unwrap();
         while state(log().trim()) != Some('T') {

@@ -1,15 +1,18 @@
 //! `paceline server`: a coordinator, or one shard, for workers on any machine.
 
-use std::{fs, net::TcpListener, path::Path, process::ExitCode};
+use std::{fs, net::TcpListener, path::Path, process::ExitCode, sync::Arc};
 
 use anyhow::{Context, Result, ensure};
-use paceline_server::{ShardConfig, check_bind, serve_shard};
+use paceline_faults::FaultPlan;
+use paceline_server::{ShardConfig, ShardFaults, check_bind, serve_shard};
 
 use crate::{
     cli::{ServerArgs, TrainArgs},
     config::Usage,
     console::say,
+    flags::RunFlags,
     session::{Others, Session, runtime},
+    settings::FaultSettings,
 };
 
 /// Shown by `--help`.
@@ -33,7 +36,8 @@ pub(crate) fn run(args: &ServerArgs) -> Result<ExitCode> {
             Some(address) => address.clone(),
             None => listener.local_addr()?.to_string(),
         };
-        let config = ShardConfig { index, of, address, token };
+        let faults = shard_faults(&args.run.flags, index)?;
+        let config = ShardConfig { index, of, address, token, faults };
         return run_shard(config, coordinator, listener);
     }
     let remote_shards = args.remote_shards;
@@ -42,9 +46,13 @@ pub(crate) fn run(args: &ServerArgs) -> Result<ExitCode> {
     session.run(listener, |_, _| Ok(None))
 }
 
+/// The settings that a shard has of its own.
+const SHARD_SETTINGS: [&str; 2] = ["stragglers", "shard-nominal"];
+
 /// A shard is told by its coordinator what the run is.
 fn refuse_settings(args: &TrainArgs) -> Result<()> {
     let mut given = args.flags.given();
+    given.retain(|name| !SHARD_SETTINGS.contains(&name.as_str()));
     given.extend(args.config.is_some().then(|| "a config file".to_owned()));
     given.extend(args.resume.is_some().then(|| "resume".to_owned()));
     given.extend(args.json.then(|| "json".to_owned()));
@@ -56,6 +64,20 @@ fn refuse_settings(args: &TrainArgs) -> Result<()> {
             Err(Usage(error).into())
         }
     }
+}
+
+/// The faults that the shard `index` is given on its own command line.
+fn shard_faults(flags: &RunFlags, index: u32) -> Result<Option<Arc<dyn ShardFaults>>> {
+    let FaultSettings { stragglers, shard_nominal, .. } = flags.table().clone().try_into()?;
+    let plan: FaultPlan = stragglers.parse().map_err(|error| Usage(format!("{error}")))?;
+    if !plan.concerns_only_shard(index) {
+        let error = format!(
+            "shard {index} bears its own faults only: shard:{index}:FACTOR, shard-link:{index}:RATE, \
+             shard-stop:{index}:EVERY:FOR"
+        );
+        return Err(Usage(error).into());
+    }
+    Ok(plan.shard(index, shard_nominal.map(|span| span.0)))
 }
 
 fn listen(address: &str, token: Option<&str>) -> Result<TcpListener> {

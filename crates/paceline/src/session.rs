@@ -19,7 +19,6 @@ use paceline_params::{
 use paceline_server::{
     CheckpointConfig, Evaluator, Outcome, SavedState, ServerConfig, ServerError, Start, serve,
 };
-use paceline_wire::Transport;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::oneshot,
@@ -77,6 +76,11 @@ impl Others {
             false if slow && !resumed => "workers are slow by themselves: give --stragglers and \
                                           --nominal to `paceline worker`"
                 .to_owned(),
+            false if self.remote_shards && config.faults.shard_nominal.is_some() && !resumed => {
+                "shards in processes of their own are slow by themselves: give --shard-nominal to \
+                 `paceline server --shard`"
+                    .to_owned()
+            }
             _ => return Ok(()),
         };
         Err(Usage(error).into())
@@ -289,9 +293,10 @@ fn server_config(
     others: Others,
 ) -> Result<ServerConfig> {
     let epoch = config.rounds_per_epoch(samples);
-    let slow_shards = config.scenario()?.shards;
-    // A link that is slow on purpose must be gone over.
-    let narrow = slow_shards.values().any(|pace| pace.rate.is_some());
+    // Shards in processes of their own are given their faults there.
+    let own_shards = if others.remote_shards { 0 } else { config.cluster.shards };
+    let (plan, nominal) = (config.fault_plan()?, config.faults.shard_nominal.map(|span| span.0));
+    let shard_faults = |shard| Some((shard, plan.shard(shard, nominal)?));
     Ok(ServerConfig {
         name: config.record.name.clone().unwrap_or_default(),
         model: config.task.model.to_string(),
@@ -299,8 +304,7 @@ fn server_config(
         pull: config.weak.pull,
         push: config.weak.push,
         max_stale: config.weak.max_stale,
-        shard_nominal: config.faults.shard_nominal.map(|span| span.0),
-        slow_shards,
+        shard_faults: (0..own_shards).filter_map(shard_faults).collect(),
         costs: config.task.costs.as_ref().map(ToString::to_string).unwrap_or_default(),
         balance: None,
         seed: config.task.seed,
@@ -323,7 +327,7 @@ fn server_config(
         heartbeat: config.heartbeat(),
         liveness: config.round.liveness.0,
         token: others.token,
-        transport: if narrow { Transport::Tcp } else { config.cluster.transport },
+        transport: config.cluster.transport,
     })
 }
 

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use paceline_faults::SlownessSpec;
 use paceline_policy::wait_for_answers;
 use paceline_wire::{Connect, Connection, Tcp, message::Job};
-use paceline_worker::{Compute, SlownessSpec, WorkerConfig};
+use paceline_worker::{Compute, WorkerConfig};
 
 use crate::{cli::WorkerArgs, host, server::token, workload::WorkerSide};
 
@@ -33,7 +34,7 @@ pub(crate) fn run(args: &WorkerArgs) -> Result<()> {
         token: token(args.token_file.as_deref())?,
         wish: args.index,
         name: host::name(),
-        slowness,
+        faults: (slowness != SlownessSpec::default()).then(|| slowness.into_faults()),
         transport: args.transport,
     };
     let connect = Patient(args.patience.0);

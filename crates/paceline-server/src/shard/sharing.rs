@@ -254,7 +254,6 @@ mod tests {
             staging: 1,
             fold_at_close: true,
             patience: Duration::ZERO,
-            pace: paceline_wire::message::ShardPace::default(),
             sharers,
         }
     }

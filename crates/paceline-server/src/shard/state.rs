@@ -383,7 +383,6 @@ mod tests {
             fold_at_close,
             patience: Duration::ZERO,
             sharers: None,
-            pace: paceline_wire::message::ShardPace::default(),
         };
         ShardState::new(spec, blocks, None).unwrap()
     }

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use paceline_core::{Version, WorkerId};
@@ -14,7 +14,7 @@ use paceline_wire::{frame::Values, message::ShardSpec};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
 use super::{sharing::Sharing, traffic::Traffic};
-use crate::credits::at_once;
+use crate::{credits::at_once, faults::ShardFaults};
 
 /// A whole contribution to one shard, not yet folded.
 #[derive(Debug)]
@@ -89,8 +89,8 @@ pub(crate) struct Store {
     pub(crate) traffic: Traffic,
     /// How long a peer may be silent where it must speak, or deaf where it must listen.
     pub(crate) patience: Duration,
-    /// Bytes a second of its link, where that is narrow on purpose; and until when it is busy.
-    narrow: Option<(u64, Mutex<Instant>)>,
+    /// Faults that the shard bears on purpose.
+    pub(crate) faults: Option<Arc<dyn ShardFaults>>,
     /// What workers of this host share with the shard, if they may.
     pub(crate) sharing: Option<Arc<Sharing>>,
     sessions: Mutex<BTreeMap<WorkerId, Session>>,
@@ -106,7 +106,11 @@ struct Session {
 }
 
 impl Store {
-    pub(crate) fn new(spec: &ShardSpec, sharing: Option<Arc<Sharing>>) -> Self {
+    pub(crate) fn new(
+        spec: &ShardSpec,
+        sharing: Option<Arc<Sharing>>,
+        faults: Option<Arc<dyn ShardFaults>>,
+    ) -> Self {
         // The last block may be shorter; a buffer lent for it need not be.
         let blocks = spec.layout.shard_blocks(spec.index).len();
         let bytes = blocks * spec.layout.block_elems() * size_of::<f32>();
@@ -121,7 +125,7 @@ impl Store {
             published: watch::Sender::new(Published::default()),
             traffic: Traffic::default(),
             patience: spec.patience,
-            narrow: spec.pace.rate.map(|rate| (rate.max(1), Mutex::new(Instant::now()))),
+            faults,
             sharing,
             sessions: Mutex::default(),
             sessions_changed: Notify::new(),
@@ -133,16 +137,11 @@ impl Store {
         self.layout.shard_range(self.index).len() * size_of::<f32>()
     }
 
-    /// So many bytes come or go: takes the time that a narrow link takes, after all before them.
+    /// So many bytes come or go: waits until they have passed a link that is slowed on purpose.
     pub(crate) async fn carry(&self, bytes: usize) {
-        let Some((rate, busy)) = &self.narrow else { return };
-        let takes = Duration::from_secs_f64(bytes as f64 / *rate as f64);
-        let until = {
-            let mut busy = busy.lock().unwrap_or_else(PoisonError::into_inner);
-            *busy = (*busy).max(Instant::now()) + takes;
-            *busy
-        };
-        tokio::time::sleep_until(until.into()).await;
+        if let Some(passed) = self.faults.as_ref().and_then(|faults| faults.passed_at(bytes)) {
+            tokio::time::sleep_until(passed.into()).await;
+        }
     }
 
     pub(crate) fn admit(&self, worker: WorkerId, session: u64) {

@@ -9,7 +9,7 @@ use std::{
 
 use paceline_core::{ShardCounts, Version};
 use paceline_params::Block;
-use paceline_wire::message::{Apply, FromShard, ShardPace, ShardSpec, ToShard};
+use paceline_wire::message::{Apply, FromShard, ShardSpec, ToShard};
 
 use super::{
     ShardCommand, ShardReport, ShardState, Staged, Store,
@@ -18,6 +18,7 @@ use super::{
     state::{ShardError, Spoilt},
     store::Published,
 };
+use crate::faults::ShardFaults;
 
 /// What a shard's thread is handed.
 #[derive(Debug)]
@@ -34,24 +35,18 @@ pub(crate) type LocalShard = (Arc<Store>, mpsc::Sender<ShardInbox>);
 pub(crate) fn spawn(
     spec: ShardSpec,
     blocks: Vec<Block>,
+    faults: Option<Arc<dyn ShardFaults>>,
     report: impl Fn(Result<ShardReport, String>) + Send + 'static,
 ) -> Result<LocalShard, String> {
     let (sharing, mirror) = Sharing::open(&spec).unzip();
-    let store = Arc::new(Store::new(&spec, sharing));
+    let store = Arc::new(Store::new(&spec, sharing, faults));
     let name = format!("shard {}", spec.index);
-    let (version, pace) = (spec.version, spec.pace);
+    let version = spec.version;
     let state = ShardState::new(spec, blocks, mirror).map_err(|error| error.to_string())?;
     let (sender, inbox) = mpsc::channel();
     let report = Box::new(report);
-    let shard = ShardThread {
-        name: name.clone(),
-        state,
-        store: Arc::clone(&store),
-        pace,
-        born: Instant::now(),
-        queue: 0,
-        report,
-    };
+    let shard =
+        ShardThread { name: name.clone(), state, store: Arc::clone(&store), queue: 0, report };
     thread::Builder::new()
         .name(name.clone())
         .spawn(move || shard.live(version, &inbox))
@@ -63,8 +58,6 @@ struct ShardThread {
     name: String,
     state: ShardState,
     store: Arc<Store>,
-    pace: ShardPace,
-    born: Instant,
     /// The most inputs that waited at once since the last update.
     queue: u32,
     report: Box<dyn Fn(Result<ShardReport, String>) + Send>,
@@ -182,7 +175,9 @@ impl ShardThread {
     }
 
     fn put_up(&mut self, apply: &Apply, began: Instant) {
-        thread::sleep(self.pace.pause(began.elapsed(), self.born.elapsed()));
+        if let Some(faults) = &self.store.faults {
+            faults.after_update(began.elapsed());
+        }
         // Counted up to here: whoever pulls the new version is in the next round.
         let counts = self.counts();
         self.publish(apply.version);
@@ -229,7 +224,6 @@ mod tests {
             fold_at_close: true,
             patience: Duration::ZERO,
             sharers: None,
-            pace: ShardPace::default(),
         }
     }
 
@@ -237,7 +231,7 @@ mod tests {
     fn a_shard_that_breaks_down_says_so() {
         let (say, said) = mpsc::channel();
         let blocks = vec![Block::new(vec![0.0; 2], &OptimizerSpec::SGD)];
-        let (_, shard) = spawn(spec(), blocks, move |report| drop(say.send(report))).unwrap();
+        let (_, shard) = spawn(spec(), blocks, None, move |report| drop(say.send(report))).unwrap();
         assert_eq!(said.recv().unwrap().unwrap().message, FromShard::Ready);
         let closes = vec![BlockClose { blocks: Blocks::All, members: vec![(WorkerId(3), 1.0)] }];
         shard.send(ShardInbox::Command(ToShard::Close { closes, apply: None }.into())).unwrap();
@@ -255,7 +249,7 @@ mod tests {
             say.send(report).unwrap();
             assert!(failed, "panics on purpose, at the first good report");
         };
-        spawn(spec(), blocks, report).unwrap();
+        spawn(spec(), blocks, None, report).unwrap();
         assert!(said.recv().unwrap().is_ok());
         assert_eq!(said.recv().unwrap().unwrap_err(), "shard 0 panicked");
     }

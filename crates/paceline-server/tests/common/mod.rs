@@ -13,6 +13,7 @@ use std::{
 };
 
 use paceline_core::{Event, EventKind, LeaveReason, NoiseScale, RoundConfig, StopReason, Version};
+use paceline_faults::SlownessSpec;
 use paceline_params::{
     Clip, FlatVec, LrScaling, OptimizerSpec, Schedule, TensorSpec, UpdateConfig, WireType,
 };
@@ -21,7 +22,7 @@ use paceline_server::{
     Evaluator, Limits, Outcome, Placement, ServerConfig, ServerError, Start, serve,
 };
 use paceline_wire::{Tcp, Transport, message::Job};
-use paceline_worker::{Compute, SlownessSpec, Tally, WorkerConfig, WorkerError};
+use paceline_worker::{Compute, Tally, WorkerConfig, WorkerError};
 use tokio::sync::oneshot;
 
 /// Nothing here takes nearly as long; what does hangs.
@@ -53,8 +54,7 @@ pub fn config(workers: usize) -> ServerConfig {
         pull: paceline_core::Enough::All,
         push: paceline_core::Enough::All,
         max_stale: 0,
-        shard_nominal: None,
-        slow_shards: std::collections::BTreeMap::new(),
+        shard_faults: std::collections::BTreeMap::new(),
         placement: Placement { shards: 2, remote: false, block_elems: 128, staging_bytes: 1 << 30 },
         wire: WireType::F32,
         update: UpdateConfig {
@@ -172,7 +172,7 @@ impl Server {
             token: self.token.clone(),
             wish: Some(wish),
             name: format!("test worker {wish}"),
-            slowness: slowness.parse::<SlownessSpec>().unwrap(),
+            faults: Some(slowness.parse::<SlownessSpec>().unwrap().into_faults()),
             transport: Transport::Auto,
         };
         thread::spawn(move || {

@@ -3,10 +3,10 @@
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 use anyhow::{Context, Result, ensure};
+use paceline_faults::{FaultPlan, SlownessSpec};
 use paceline_sim::{Recorded, World};
 use paceline_trace::{ReadOptions, SyntheticSpec, Trace, generate, read};
 use paceline_virtual::Paced;
-use paceline_worker::SlownessSpec;
 
 use crate::config::Usage;
 
@@ -35,7 +35,7 @@ impl FromStr for Scenario {
             }
             _ => match text.parse::<SlownessSpec>() {
                 Ok(spec) => Ok(Scenario::Slowed(spec)),
-                Err(_) => match text.parse::<crate::scenario::Scenario>() {
+                Err(_) => match text.parse::<FaultPlan>() {
                     Ok(_) => Ok(Scenario::Disturbed(text.to_owned())),
                     Err(error) => Err(format!("{error}; or none, trace:FILE, synthetic:SPEC")),
                 },
@@ -88,7 +88,7 @@ impl Conditions {
             Scenario::Disturbed(text) => {
                 let wrong = format!("{scenario} is done to real processes: it needs --live");
                 ensure!(live, Usage(wrong));
-                let named = text.parse::<crate::scenario::Scenario>()?.workers();
+                let named = text.parse::<FaultPlan>()?.workers();
                 ensure!(
                     named.iter().all(|&worker| worker < workers),
                     Usage(format!("{scenario}: there are {workers} workers, numbered from 0"))

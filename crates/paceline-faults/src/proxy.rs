@@ -13,7 +13,6 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -26,13 +25,13 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-/// How bad a way is, in each direction.
+/// How bad the way between a worker and the server is, in each direction.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Path {
+pub struct Path {
     /// Everything takes so much longer.
-    pub(crate) delay: Duration,
+    pub delay: Duration,
     /// Share of segments that are lost, 0 to below 1.
-    pub(crate) loss: f64,
+    pub loss: f64,
 }
 
 /// Bytes of a segment, of which each may be lost.
@@ -70,16 +69,13 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    pub(crate) fn start(route: Route) -> Result<Self> {
+    pub(crate) fn start(route: Route) -> io::Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("proxy")
             .enable_all()
-            .build()
-            .context("failed to start a proxy")?;
-        let listener = runtime
-            .block_on(TcpListener::bind((route.at, 0)))
-            .with_context(|| format!("failed to listen on {}", route.at))?;
+            .build()?;
+        let listener = runtime.block_on(TcpListener::bind((route.at, 0)))?;
         let address = listener.local_addr()?;
         runtime.spawn(serve(listener, route));
         Ok(Proxy { address, runtime: Some(runtime) })

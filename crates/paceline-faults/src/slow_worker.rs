@@ -1,12 +1,15 @@
-//! Slowness made on purpose, for demonstrations and measurements: real time passes, by seed.
+//! Slowness that a worker inflicts on itself: real time passes, by seed. [`SlownessSpec`] describes it for
+//! all workers of a run, and [`SlowWorker`] is one worker's share.
 
 use std::{
     fmt,
     str::FromStr,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use paceline_core::{Version, WorkerId};
+use paceline_worker::{MakeFaults, WorkerFaults};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use rand_distr::{Distribution, LogNormal};
 use rustix::process::{Signal, getpid, kill_process};
@@ -83,11 +86,24 @@ impl SlownessSpec {
         self.items.iter().filter_map(named).collect()
     }
 
-    /// One worker's share of it.
-    pub fn of(&self, worker: WorkerId, seed: u64) -> Slowness {
+    /// The faults that a worker takes: those of the number that it is given.
+    pub fn into_faults(self) -> MakeFaults {
+        Arc::new(move |job| Box::new(self.worker(job.worker, job.seed)))
+    }
+
+    /// The slowness of one worker; draws depend on `seed`.
+    pub fn worker(&self, worker: WorkerId, seed: u64) -> SlowWorker {
         let (kill, nominal) = (self.killed_at(worker.0).map(Version), self.nominal);
-        let mut slowness =
-            Slowness { factor: 1.0, stalls: None, kill, node: None, nominal, seed, worker };
+        let mut slowness = SlowWorker {
+            factor: 1.0,
+            stalls: None,
+            kill,
+            node: None,
+            nominal,
+            seed,
+            worker,
+            oversleep: None,
+        };
         for item in &self.items {
             match *item {
                 Item::Slow { worker: w, factor } if w == worker.0 => slowness.factor *= factor,
@@ -104,9 +120,9 @@ impl SlownessSpec {
     }
 }
 
-/// How slow one worker is.
+/// The slowness of one worker.
 #[derive(Debug, Clone)]
-pub struct Slowness {
+pub struct SlowWorker {
     factor: f64,
     stalls: Option<LogNormal<f64>>,
     kill: Option<Version>,
@@ -115,22 +131,23 @@ pub struct Slowness {
     nominal: Option<Duration>,
     seed: u64,
     worker: WorkerId,
+    /// How late the last sleep in a round ended. The next sleep in that round makes up for it, so that a
+    /// round in many micro-batches takes no longer than one in few.
+    oversleep: Option<(Version, Duration)>,
 }
 
-impl Slowness {
-    /// How slow this worker is in the round on `base`.
-    pub(crate) fn round(&self, base: Version) -> Pace {
-        Pace {
-            factor: self.factor(base),
-            nominal: self.nominal,
-            kill: self.kill.is_some_and(|at| base >= at),
-            overslept: Duration::ZERO,
-        }
-    }
+/// The most that a timer may be late; a longer delay is a stall of the machine, and stays one.
+const TIMER: Duration = Duration::from_millis(2);
 
+impl SlowWorker {
     /// By how much the round on `base` takes longer.
     pub fn factor(&self, base: Version) -> f64 {
-        self.factor * self.draw(base) * self.of_node(base)
+        self.factor * self.draw(base) * self.node_factor(base)
+    }
+
+    /// Whether the worker is killed in its work on `base`.
+    fn is_killed(&self, base: Version) -> bool {
+        self.kill.is_some_and(|at| base >= at)
     }
 
     /// The same for the same seed, worker and round, whatever happened before.
@@ -139,11 +156,9 @@ impl Slowness {
         let seed = self.seed ^ (u64::from(self.worker.0) << 40) ^ base.0.wrapping_mul(0x9e37_79b9);
         stalls.sample(&mut StdRng::seed_from_u64(seed))
     }
-}
 
-impl Slowness {
     /// The same for all workers of a node, and for a phase of rounds.
-    fn of_node(&self, base: Version) -> f64 {
+    fn node_factor(&self, base: Version) -> f64 {
         let Some((first, factor)) = self.node else { return 1.0 };
         let phase = (base.0 / PHASE).wrapping_mul(0x9e37_79b9);
         let seed = self.seed ^ 0x6e6f_6465 ^ (u64::from(first) << 40) ^ phase;
@@ -154,45 +169,28 @@ impl Slowness {
     }
 }
 
-/// How slow a worker is in one round.
-#[derive(Debug)]
-pub(crate) struct Pace {
-    factor: f64,
-    nominal: Option<Duration>,
-    kill: bool,
-    /// How late the last sleep ended, which the next makes up for: a round in many micro-batches
-    /// takes no longer than one in few.
-    overslept: Duration,
-}
-
-/// What a timer may be late; more than this is a stall of the machine, and stays one.
-const TIMER: Duration = Duration::from_millis(2);
-
-impl Pace {
-    /// Does a `share` of a round's work, and lets as much time pass as it should have taken. `rest`
-    /// lets time pass and says whether all of it did. `None` if the work was given up before its time
-    /// had passed.
-    pub(crate) fn micro_batch<T>(
+impl WorkerFaults for SlowWorker {
+    fn after_micro_batch(
         &mut self,
+        base: Version,
         share: f64,
-        work: impl FnOnce() -> Option<T>,
-        rest: impl FnOnce(Duration) -> bool,
-    ) -> Option<T> {
-        let began = Instant::now();
-        let done = work();
-        if self.kill {
+        began: Instant,
+        rest: &dyn Fn(Duration) -> bool,
+    ) -> bool {
+        if self.is_killed(base) {
             let _ = kill_process(getpid(), Signal::KILL);
         }
         let natural = self.nominal.map_or_else(|| began.elapsed(), |round| round.mul_f64(share));
-        let due = natural.mul_f64(self.factor).saturating_sub(self.overslept);
-        self.overslept = Duration::ZERO;
-        if let Some(left) = due.checked_sub(began.elapsed()).filter(|_| done.is_some()) {
+        let overslept = self.oversleep.take().filter(|(round, _)| *round == base);
+        let overslept = overslept.map_or(Duration::ZERO, |(_, time)| time);
+        let due = natural.mul_f64(self.factor(base)).saturating_sub(overslept);
+        if let Some(left) = due.checked_sub(began.elapsed()) {
             if !rest(left) {
-                return None;
+                return false;
             }
-            self.overslept = began.elapsed().saturating_sub(due).min(TIMER);
+            self.oversleep = Some((base, began.elapsed().saturating_sub(due).min(TIMER)));
         }
-        done
+        true
     }
 }
 
@@ -249,6 +247,8 @@ impl fmt::Display for SlownessSpec {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[track_caller]
@@ -279,8 +279,8 @@ mod tests {
     fn workers_of_a_node_are_slow_together_a_quarter_of_the_time() {
         let spec: SlownessSpec = "node:0-1:2,node:2-3:2".parse().unwrap();
         let factors = |worker: u32| -> Vec<f64> {
-            let slowness = spec.of(WorkerId(worker), 3);
-            (0..2_000).map(|base| slowness.round(Version(base)).factor).collect()
+            let slowness = spec.worker(WorkerId(worker), 3);
+            (0..2_000).map(|base| slowness.factor(Version(base))).collect()
         };
         assert_eq!(factors(0), factors(1));
         assert_ne!(factors(0), factors(2));
@@ -293,7 +293,7 @@ mod tests {
     fn stalls_have_the_stated_tail_and_repeat_by_seed() {
         let spec: SlownessSpec = "stalls:3".parse().unwrap();
         let draws = |seed| -> Vec<f64> {
-            let slowness = spec.of(WorkerId(1), seed);
+            let slowness = spec.worker(WorkerId(1), seed);
             (0..20_000).map(|round| slowness.draw(Version(round))).collect()
         };
         let mut sorted = draws(7);
@@ -306,9 +306,29 @@ mod tests {
 
     #[test]
     fn a_worker_that_was_not_there_in_its_round_is_killed_in_the_next() {
-        let killed = "kill:2@5".parse::<SlownessSpec>().unwrap().of(WorkerId(2), 0);
-        let rounds: Vec<bool> = (4..7).map(|base| killed.round(Version(base)).kill).collect();
+        let killed = "kill:2@5".parse::<SlownessSpec>().unwrap().worker(WorkerId(2), 0);
+        let rounds: Vec<bool> = (4..7).map(|base| killed.is_killed(Version(base))).collect();
         assert_eq!(rounds, [false, true, true]);
+    }
+
+    #[test]
+    fn a_micro_batch_lasts_its_share_of_the_nominal_round_and_is_unusable_if_cut() {
+        let mut spec: SlownessSpec = "slow:2:3".parse().unwrap();
+        spec.nominal = Some(Duration::from_secs(1000));
+        let mut slow = spec.worker(WorkerId(2), 0);
+        let rested = Cell::new(Duration::ZERO);
+        let rest = |passes: bool| {
+            let rested = &rested;
+            move |time| {
+                rested.set(time);
+                passes
+            }
+        };
+        let began = Instant::now();
+        assert!(slow.after_micro_batch(Version(0), 0.5, began, &rest(true)));
+        let (least, most) = (Duration::from_secs(1400), Duration::from_secs(1500));
+        assert!(rested.get() > least && rested.get() <= most, "{rested:?}");
+        assert!(!slow.after_micro_batch(Version(0), 0.5, began, &rest(false)));
     }
 
     #[test]
@@ -317,15 +337,15 @@ mod tests {
         let spec = spec.killing(2, 4).and("stalls:2,kill:1@1".parse().unwrap());
         assert_eq!(spec.to_string(), "slow:2:5,kill:2@9,kill:2@4,stalls:2,kill:1@1");
         assert_eq!((spec.killed_at(0), spec.killed_at(2)), (None, Some(4)));
-        assert!(spec.of(WorkerId(2), 0).round(Version(4)).kill);
-        assert!(!spec.of(WorkerId(2), 0).round(Version(3)).kill);
+        assert!(spec.worker(WorkerId(2), 0).is_killed(Version(4)));
+        assert!(!spec.worker(WorkerId(2), 0).is_killed(Version(3)));
     }
 
     #[test]
     fn only_the_named_worker_is_slow() {
         let spec: SlownessSpec = "slow:2:5".parse().unwrap();
-        assert_eq!(spec.of(WorkerId(2), 0).round(Version(0)).factor, 5.0);
-        assert_eq!(spec.of(WorkerId(1), 0).round(Version(0)).factor, 1.0);
+        assert_eq!(spec.worker(WorkerId(2), 0).factor(Version(0)), 5.0);
+        assert_eq!(spec.worker(WorkerId(1), 0).factor(Version(0)), 1.0);
         assert_eq!("slow:2:5,stalls:3,kill:0@1".parse::<SlownessSpec>().unwrap().workers(), [2, 0]);
     }
 }

@@ -5,34 +5,63 @@
 //! on our end of the link, for the other end alone.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     net::{IpAddr, Ipv4Addr},
+    os::unix::process::CommandExt,
     path::Path,
     process::{Child, Command, Stdio},
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use thiserror::Error;
 
-use crate::{host, rate::Rate};
+use crate::rate::Rate;
 
-/// The flags of `paceline link`, which is not for people.
-#[derive(Debug, Args)]
-pub(crate) struct LinkArgs {
-    /// The process whose worker it is for; names are made from it
-    #[arg(long, value_name = "PID")]
-    owner: u32,
-    /// The worker
-    #[arg(long, value_name = "N")]
-    worker: u32,
-    /// Bits a second, each way
-    #[arg(long)]
-    rate: Rate,
+/// A link to set up.
+#[derive(Debug, Clone, Copy)]
+pub struct LinkSpec {
+    /// The process whose worker it is for; names are made from it.
+    pub owner: u32,
+    /// The worker.
+    pub worker: u32,
+    /// Bits per second, each way.
+    pub rate: Rate,
 }
+
+/// Why a link cannot be set up.
+#[derive(Debug, Error)]
+pub enum LinkError {
+    /// The process that keeps the link does not start, or does not speak.
+    #[error("failed to start the keeper of a link: {0}")]
+    Keeper(#[from] io::Error),
+    /// The process that keeps the link failed.
+    #[error("{0}")]
+    Refused(String),
+    /// A tool does not run.
+    #[error("{NEEDS}; failed to run {tool}: {error}")]
+    Missing {
+        /// The tool.
+        tool: String,
+        /// Why it does not run.
+        error: io::Error,
+    },
+    /// A tool failed.
+    #[error("{NEEDS}; `{command}` said: {said}")]
+    Failed {
+        /// The tool, with its arguments.
+        command: String,
+        /// Its standard error.
+        said: String,
+    },
+    /// All addresses are taken.
+    #[error("no net of 198.18.0.0/15 is free")]
+    NoFreeNet,
+}
+
+const NEEDS: &str = "link:WORKER:RATE needs root, and ip and tc of iproute2";
 
 /// A link, kept by another process for as long as this is not dropped.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct ShapedLink {
     keeper: Child,
     namespace: String,
     /// Our end.
@@ -41,18 +70,19 @@ pub(crate) struct Link {
     pub(crate) there: IpAddr,
 }
 
-impl Link {
-    /// Lays a link of `rate` for `worker`, with the program `exe`.
-    pub(crate) fn start(exe: &Path, worker: u32, rate: Rate) -> Result<Self> {
-        let owner = std::process::id();
-        let mut keeper = host::command(exe)
+impl ShapedLink {
+    /// Starts a process that sets up the link and keeps it: `exe link`.
+    pub(crate) fn start(exe: &Path, spec: LinkSpec) -> Result<Self, LinkError> {
+        let LinkSpec { owner, worker, rate } = spec;
+        let mut keeper = Command::new(exe)
+            // Ctrl-C is for this process: the keeper sees that it is gone, and takes the link away.
+            .process_group(0)
             .args(["link", "--owner", &owner.to_string(), "--worker", &worker.to_string()])
             .args(["--rate", &rate.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .spawn()
-            .context("failed to start the keeper of a link")?;
+            .spawn()?;
         let mut line = String::new();
         if let Some(stdout) = keeper.stdout.take() {
             BufReader::new(stdout).read_line(&mut line)?;
@@ -62,9 +92,10 @@ impl Link {
         let Some((here, there)) = ends else {
             let error = keeper.wait_with_output()?.stderr;
             let error = String::from_utf8_lossy(&error);
-            bail!("{}", error.trim().trim_start_matches("error: "));
+            let error = error.trim().trim_start_matches("error: ");
+            return Err(LinkError::Refused(error.to_owned()));
         };
-        Ok(Link { keeper, namespace: namespace(owner, worker), here, there })
+        Ok(ShapedLink { keeper, namespace: namespace(owner, worker), here, there })
     }
 
     /// What to put before a command for it to run behind the link.
@@ -73,19 +104,22 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for ShapedLink {
     fn drop(&mut self) {
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
     }
 }
 
-/// `paceline link`: lays a link, says its two ends, and keeps it until standard input closes.
-pub(crate) fn keep(args: &LinkArgs) -> Result<()> {
-    let laid = Laid::new(args)?;
-    writeln!(std::io::stdout(), "{} {}", laid.here, laid.there)?;
-    std::io::stdin().read_to_end(&mut Vec::new())?;
-    Ok(())
+impl LinkSpec {
+    /// Sets up the link, prints its two ends, and keeps it until standard input closes. This is the
+    /// keeper's side: `paceline link`.
+    pub fn keep(self) -> Result<(), LinkError> {
+        let laid = Laid::new(self)?;
+        writeln!(io::stdout(), "{} {}", laid.here, laid.there)?;
+        io::stdin().read_to_end(&mut Vec::new())?;
+        Ok(())
+    }
 }
 
 /// What is there of a link; taken away when dropped.
@@ -97,8 +131,8 @@ struct Laid {
 }
 
 impl Laid {
-    fn new(args: &LinkArgs) -> Result<Self> {
-        let &LinkArgs { owner, worker, rate } = args;
+    fn new(spec: LinkSpec) -> Result<Self, LinkError> {
+        let LinkSpec { owner, worker, rate } = spec;
         let (here, there) = free_ends(owner.wrapping_mul(31).wrapping_add(worker))?;
         let device = format!("pl{owner}w{worker}");
         let laid = Laid { namespace: namespace(owner, worker), device, here, there };
@@ -131,7 +165,7 @@ fn namespace(owner: u32, worker: u32) -> String {
 
 /// Two addresses in a net of their own that is not in use, looked for from `start` on. They are of
 /// 198.18.0.0/15, which is set apart for measurements (RFC 2544).
-fn free_ends(start: u32) -> Result<(Ipv4Addr, Ipv4Addr)> {
+fn free_ends(start: u32) -> Result<(Ipv4Addr, Ipv4Addr), LinkError> {
     const NETS: u32 = 1 << 15;
     let used = run("ip", "-4 -o addr show")?;
     let ends = |net: u32| {
@@ -140,17 +174,19 @@ fn free_ends(start: u32) -> Result<(Ipv4Addr, Ipv4Addr)> {
     };
     let mut nets = (0..NETS).map(|i| ends(start.wrapping_add(i)));
     let free = nets.find(|(here, _)| !used.contains(&format!(" {here}/")));
-    free.context("no net of 198.18.0.0/15 is free")
+    free.ok_or(LinkError::NoFreeNet)
 }
 
 /// Runs a tool of iproute2 and returns what it says.
-fn run(tool: &str, words: &str) -> Result<String> {
-    const NEEDS: &str = "link:WORKER:RATE needs root, and ip and tc of iproute2";
+fn run(tool: &str, words: &str) -> Result<String, LinkError> {
     let mut command = Command::new(tool);
     command.args(words.split_whitespace()).stdin(Stdio::null());
-    let output = command.output().with_context(|| format!("{NEEDS}; failed to run {tool}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{NEEDS}; `{tool} {words}` said: {}", said.trim());
+    let missing = |error| LinkError::Missing { tool: tool.to_owned(), error };
+    let output = command.output().map_err(missing)?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(LinkError::Failed { command: format!("{tool} {words}"), said });
+    }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
@@ -167,9 +203,9 @@ mod tests {
     #[test]
     fn what_fails_says_what_is_needed() {
         let error = run("ip", "netns no-such-word").unwrap_err();
-        let error = format!("{error:#}");
+        let error = error.to_string();
         assert!(error.contains("needs root, and ip and tc"), "{error}");
         let missing = run("no-such-tool", "at all").unwrap_err();
-        assert!(format!("{missing:#}").contains("no-such-tool"));
+        assert!(missing.to_string().contains("no-such-tool"));
     }
 }

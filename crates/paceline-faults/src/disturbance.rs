@@ -2,7 +2,7 @@
 
 use std::{str::FromStr, time::Duration};
 
-use crate::{rate::Rate, span::Span, stall::Stall};
+use crate::{duration::parse_duration, rate::Rate, stall::Stall};
 
 /// One thing that is done to one worker, or to several.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,10 +27,11 @@ pub(crate) enum Disturbance {
 
 /// A worker killed in its first work on version `round` or a later one, and started again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Preemption {
-    pub(crate) round: u64,
+pub struct Preemption {
+    /// The first version in whose work it may be killed.
+    pub round: u64,
     /// From its end to its new start.
-    pub(crate) away: Duration,
+    pub away: Duration,
 }
 
 /// The most that may be lost; with more, connections hardly come about.
@@ -59,13 +60,12 @@ impl Disturbance {
             }
             "stop" => {
                 let (worker, cycle) = halves::<u32, String>(rest, ':')?;
-                let (every, lasts) = halves::<Span, Span>(&cycle, ':')?;
-                Some(Disturbance::Stop { worker, stall: Stall::new(every.0, lasts.0)? })
+                Some(Disturbance::Stop { worker, stall: Stall::read(&cycle)? })
             }
             "preempt" => {
                 let (worker, when) = halves::<u32, String>(rest, '@')?;
-                let (round, away) = halves::<u64, Span>(&when, ':')?;
-                let preemption = Preemption { round, away: away.0 };
+                let (round, away) = halves::<u64, String>(&when, ':')?;
+                let preemption = Preemption { round, away: parse_duration(&away)? };
                 Some(Disturbance::Preempt { worker, preemption })
             }
             "link" => {
@@ -73,8 +73,8 @@ impl Disturbance {
                 Some(Disturbance::Link { worker, rate })
             }
             "delay" => {
-                let (worker, time) = halves::<u32, Span>(rest, ':')?;
-                Some(Disturbance::Delay { worker, time: time.0 })
+                let (worker, time) = halves::<u32, String>(rest, ':')?;
+                Some(Disturbance::Delay { worker, time: parse_duration(&time)? })
             }
             "loss" => {
                 let (worker, percent) = halves::<u32, f64>(rest, ':')?;

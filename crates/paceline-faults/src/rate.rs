@@ -2,14 +2,15 @@
 
 use std::{fmt, str::FromStr};
 
-/// Bits a second, 8 kbit to 100 gbit.
+/// Bits per second, 8 kbit to 100 gbit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Rate(u64);
+pub struct Rate(u64);
 
 const UNITS: [(&str, f64); 3] = [("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)];
 
 impl Rate {
-    pub(crate) fn bits(self) -> u64 {
+    /// Bits per second.
+    pub fn bits(self) -> u64 {
         self.0
     }
 }
