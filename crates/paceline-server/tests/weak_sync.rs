@@ -155,6 +155,15 @@ fn a_shard_that_stands_still_is_left_behind_and_comes_back() {
 }
 
 #[test]
+fn a_shard_in_a_process_of_its_own_is_not_given_faults_here() {
+    let mut config = weak("all", 0, 1);
+    assert!(config.check().is_ok());
+    config.placement.remote = true;
+    let error = config.check().unwrap_err().to_string();
+    assert!(error.contains("a shard in a process of its own"), "{error}");
+}
+
+#[test]
 fn what_is_under_way_at_a_close_holds_up_nothing_later() {
     for (pull, push) in [("auto", "all"), ("all", "auto"), ("auto", "auto"), ("0.5", "0.5")] {
         let mut config = config(3);

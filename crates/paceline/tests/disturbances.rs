@@ -9,10 +9,10 @@ use std::{
     fs,
     process::Command,
     sync::{Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use common::{Place, children};
+use common::{Place, children, wait_until};
 use paceline_core::{Event, EventKind, LeaveReason, RunTime};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -60,15 +60,6 @@ fn check_balance(summary: &Value) {
     assert_eq!(summary["success"], true, "{summary}");
 }
 
-#[track_caller]
-fn wait_until(claim: &str, mut holds: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !holds() {
-        assert!(began.elapsed() < Duration::from_secs(20), "never: {claim}");
-        std::thread::sleep(ms(10));
-    }
-}
-
 /// The process of worker `index` of the run whose process is `parent`, when it is there.
 #[track_caller]
 fn process(parent: u32, index: u32) -> u32 {
@@ -94,10 +85,10 @@ fn a_worker_that_is_stopped_for_less_than_liveness_is_slow_and_not_lost() {
     let events = place.events("stopped");
     assert_eq!(losses(&events), []);
     let times = run_times(&events);
-    let stalled = |worker| times[&worker].iter().filter(|time| **time > ms(500)).count();
-    assert!(stalled(1) >= 1, "{times:?}");
-    assert_eq!((stalled(0), stalled(2)), (0, 0), "{times:?}");
-    assert!(median(&times[&1]) < ms(500), "{times:?}");
+    let longest = |worker| times[&worker][times[&worker].len() - 1];
+    assert!(longest(1) > ms(500), "{times:?}");
+    assert!(longest(0) < longest(1) && longest(2) < longest(1), "{times:?}");
+    assert!(median(&times[&1]) < longest(1) / 2, "most rounds are without a stop: {times:?}");
 }
 
 #[test]
@@ -163,9 +154,9 @@ fn a_delay_is_felt_on_every_way_of_a_round() {
     // with the gradient before, and parameters come with the work.
     let delayed = &times[&1];
     assert!(delayed[delayed.len() - 1] >= ms(4 * 30 + 10), "{times:?}");
-    assert!(delayed[0] >= ms(2 * 30 + 10), "{times:?}");
-    assert!(median(delayed) < ms(4 * 30), "{times:?}");
-    assert!(median(&times[&0]) < ms(100) && median(&times[&2]) < ms(100), "{times:?}");
+    assert!((ms(2 * 30 + 10)..ms(4 * 30)).contains(&delayed[0]), "{times:?}");
+    let others = [0, 2].map(|worker| median(&times[&worker]));
+    assert!(others.iter().all(|time| *time < median(delayed)), "{times:?}");
 }
 
 #[test]
@@ -251,7 +242,7 @@ fn a_slow_link_is_felt_and_is_gone_with_the_run() {
     let times = run_times(&place.events("linked"));
     // 31 kB down and up at 2 Mbit/s, less what passes at once.
     assert!(times[&1][0] > ms(180), "{times:?}");
-    assert!(median(&times[&0]) < ms(100), "{times:?}");
+    assert!(median(&times[&0]) < times[&1][0], "{times:?}");
 }
 
 #[test]

@@ -78,6 +78,39 @@ fn a_shard_that_is_stopped_for_a_while_holds_nobody_up() {
 }
 
 #[test]
+fn a_shard_in_a_process_of_its_own_bears_the_faults_that_it_is_given_there() {
+    let place = Place::new();
+    let settings = "--name apart --remote-shards --shards 3 --model softmax --block-kib 1 --policy full \
+                    --workers 1 --rounds 5 --json";
+    let (server, at) = serve(&place, settings, None);
+    let faults =
+        ["", "--stragglers shard:1:3 --shard-nominal 50ms", "--stragglers shard-link:2:10mbit"];
+    let shard = |(index, faults)| format!("--shard {index}/3 --coordinator {at} {faults}");
+    let shards: Vec<Running> =
+        (0..).zip(faults).map(|numbered| serve(&place, &shard(numbered), None).0).collect();
+    let worker = start(&place, &format!("worker --connect {at}"), None);
+    server.wait().ok();
+    for process in shards.into_iter().chain([worker]) {
+        process.wait().ok();
+    }
+    let shares = place.events("apart").into_iter().filter_map(|event| match event.kind {
+        EventKind::Updated { shards, .. } => Some(shards),
+        _ => None,
+    });
+    let (mut updates, mut shared) = (0, [0; 3]);
+    for shards in shares {
+        updates += 1;
+        assert!(shards[1].wait >= Duration::from_millis(150), "{shards:?}");
+        for (shared, shard) in shared.iter_mut().zip(&shards) {
+            *shared += shard.counts.bytes_shared;
+        }
+    }
+    assert_eq!(updates, 5);
+    // Shared memory would bypass the slow link.
+    assert!(shared[0] > 0 && shared[1] > 0 && shared[2] == 0, "{shared:?}");
+}
+
+#[test]
 fn nobody_gets_in_without_the_token() {
     let place = Place::new();
     let server = "--name shut --model softmax --workers 1 --rounds 3";
@@ -108,6 +141,11 @@ fn settings_that_are_for_others_are_refused_and_not_ignored() {
     let shard =
         "server --bind 127.0.0.1:0 --shard 0/2 --coordinator 127.0.0.1:1 --workers 3 --json";
     place.run(shard).failed(2, &["from its coordinator", "workers, json"]);
+    let other =
+        "server --bind 127.0.0.1:0 --shard 0/2 --coordinator 127.0.0.1:1 --stragglers shard:1:2";
+    place.run(other).failed(2, &["shard 0 bears its own faults only"]);
+    let padded = "server --bind 127.0.0.1:0 --remote-shards --shard-nominal 5ms";
+    place.run(padded).failed(2, &["--shard-nominal", "paceline server --shard"]);
     assert!(!place.path("runs").exists());
 }
 

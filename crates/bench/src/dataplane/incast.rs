@@ -39,7 +39,7 @@ const GOALS: [(&str, &str); 4] = [
 ];
 
 pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
-    let link = match Link::lay(paceline) {
+    let link = match Bottleneck::lay(paceline) {
         Ok(link) => link,
         Err(error) => {
             for (name, goal) in GOALS {
@@ -82,7 +82,7 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
 
 /// Runs `rounds` rounds with all workers behind the link; returns, sorted, how many milliseconds
 /// their signs of life took there and back.
-fn push_rounds(paceline: &Paceline, link: &Link, rounds: usize) -> Result<Vec<f64>> {
+fn push_rounds(paceline: &Paceline, link: &Bottleneck, rounds: usize) -> Result<Vec<f64>> {
     const TOKEN: (&str, &str) = ("PACELINE_TOKEN", "incast");
     let args = format!(
         "server --name incast --bind {}:0 --workers {WORKERS} --model synthetic:{PARAMS} --batch 1 \
@@ -132,14 +132,14 @@ fn percentile(sorted: &[f64], share: f64) -> f64 {
 
 /// A namespace behind a link whose way to us is limited. `paceline link` keeps it, and takes it away
 /// when this is dropped, or this process ends in any way.
-struct Link {
+struct Bottleneck {
     keeper: Child,
     namespace: String,
     device: String,
     here: String,
 }
 
-impl Link {
+impl Bottleneck {
     fn lay(paceline: &Paceline) -> Result<Self> {
         let owner = std::process::id();
         let mut keeper = paceline
@@ -159,7 +159,7 @@ impl Link {
         };
         // As it names them.
         let (namespace, device) = (format!("paceline-{owner}-w0"), format!("pl{owner}w0"));
-        let link = Link { keeper, namespace, device, here: here.to_owned() };
+        let link = Bottleneck { keeper, namespace, device, here: here.to_owned() };
         // Only the way to us is narrow, as at a server's port: pulls are then over before pushes begin.
         tool("tc", &format!("qdisc del dev {} root", link.device))?;
         // A burst is what comes in a tick of the kernel's clock (4 ms), or the rate is not reached.
@@ -188,7 +188,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for Bottleneck {
     fn drop(&mut self) {
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
@@ -213,7 +213,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn start(link: &Link) -> Self {
+    fn start(link: &Bottleneck) -> Self {
         let folder = format!("/sys/class/net/{}/statistics", link.device);
         let bytes = move |file: &str| -> Result<u64> {
             Ok(fs::read_to_string(format!("{folder}/{file}"))?.trim().parse()?)
