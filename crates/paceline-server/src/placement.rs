@@ -92,7 +92,8 @@ impl Shards {
             staging,
             fold_at_close: config.folds_at_close(),
             patience: config.liveness,
-            // Who is left behind reads gradients later than their memory is kept for it.
+            // Who is left behind reads gradients later than their memory is kept for it. A slowed link
+            // must not be bypassed.
             sharers: (config.transport == Transport::Auto && !config.is_weak() && !slowed)
                 .then_some(u32::try_from(config.round.expected).unwrap_or(u32::MAX)),
         };

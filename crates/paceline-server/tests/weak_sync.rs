@@ -144,6 +144,18 @@ fn the_learned_rules_find_out_which_link_not_to_wait_for() {
 }
 
 #[test]
+fn shared_memory_does_not_bypass_a_slow_link() {
+    let shared = |faults: &str| -> Vec<bool> {
+        let mut config = weak("all", 0, 3);
+        slow(&mut config, faults);
+        let (outcome, _, _) = run(config, false);
+        outcome.shards.iter().map(|shard| shard.counts.bytes_shared > 0).collect()
+    };
+    assert_eq!(shared("shard:1:2"), [true; 4]);
+    assert_eq!(shared("shard-link:1:10mbit"), [false; 4]);
+}
+
+#[test]
 fn a_shard_that_stands_still_is_left_behind_and_comes_back() {
     let mut config = weak("auto", 1_000, 150);
     slow(&mut config, "shard-stop:1:600ms:400ms");
