@@ -105,7 +105,7 @@ pub struct Reader {
 impl Reader {
     /// Of publishers whose values fill whole pages, but for the last one's. `None` for others: those can
     /// only be copied from.
-    pub fn of(publishers: Vec<Arc<Publisher>>) -> Option<Self> {
+    pub fn new(publishers: Vec<Arc<Publisher>>) -> Option<Self> {
         let lengths: Option<Vec<usize>> =
             publishers.iter().map(|publisher| publisher.view(0).map(View::len)).collect();
         let fits = lengths.is_some_and(|lengths| Joint::fits(&lengths));
@@ -205,7 +205,7 @@ mod tests {
             first.publish(7);
             second.publish(8);
         }
-        let mut reader = Reader::of(publishers).unwrap();
+        let mut reader = Reader::new(publishers).unwrap();
         let kept = reader.keep(&[0, 0, 0], 7).unwrap();
         assert_eq!(kept.len(), 3 * PAGE + 5);
         for (range, value) in [(0..2 * PAGE, 0.0), (2 * PAGE..3 * PAGE, 1.0)] {
@@ -225,7 +225,7 @@ mod tests {
         let (mut segments, registers, publishers) = publishers(&[PAGE, PAGE]);
         segments.iter_mut().for_each(|[first, _]| first.publish(3));
         segments[1][0].withdraw();
-        let mut reader = Reader::of(publishers).unwrap();
+        let mut reader = Reader::new(publishers).unwrap();
         assert!(reader.keep(&[0, 0], 3).is_none());
         segments[1][0].publish(4);
         assert!(reader.keep(&[0, 0], 3).is_none());
@@ -239,7 +239,7 @@ mod tests {
     fn combinations_are_mapped_when_they_come_and_not_for_ever() {
         let (mut segments, _, publishers) = publishers(&[PAGE; 4]);
         segments.iter_mut().flatten().for_each(|segment| segment.publish(1));
-        let mut reader = Reader::of(publishers).unwrap();
+        let mut reader = Reader::new(publishers).unwrap();
         for bits in 0..32u32 {
             let of: Vec<u32> = (0..4).map(|i| bits >> i & 1).collect();
             assert_eq!(reader.keep(&of, 1).unwrap().len(), 4 * PAGE);
@@ -249,15 +249,15 @@ mod tests {
 
     #[test]
     fn what_cannot_lie_side_by_side_is_not_kept() {
-        assert!(Reader::of(publishers(&[PAGE + 1, PAGE]).2).is_none());
-        assert!(Reader::of(publishers(&[PAGE, PAGE + 1]).2).is_some());
-        assert!(Reader::of(Vec::new()).is_none());
+        assert!(Reader::new(publishers(&[PAGE + 1, PAGE]).2).is_none());
+        assert!(Reader::new(publishers(&[PAGE, PAGE + 1]).2).is_some());
+        assert!(Reader::new(Vec::new()).is_none());
     }
 
     #[test]
     fn a_publisher_that_looks_never_writes_where_somebody_reads() {
         let (mut segments, registers, publishers) = publishers(&[1 << 14]);
-        let mut reader = Reader::of(publishers).unwrap();
+        let mut reader = Reader::new(publishers).unwrap();
         let newest = std::sync::atomic::AtomicU64::new(0);
         std::thread::scope(|scope| {
             let reads = scope.spawn(|| {

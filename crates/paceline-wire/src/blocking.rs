@@ -82,6 +82,15 @@ impl<R: Read> BlockingReader<R> {
         Ok(())
     }
 
+    /// Reads over the rest of the frame that `header` announced.
+    pub fn skip(&mut self, header: Header) -> Result<(), FrameError> {
+        let rest = (header.frame_len() - HEADER_LEN) as u64;
+        match std::io::copy(&mut self.inner.by_ref().take(rest), &mut std::io::sink())? {
+            skipped if skipped == rest => Ok(()),
+            _ => Err(FrameError::Truncated),
+        }
+    }
+
     fn exact(&mut self, bytes: &mut [u8]) -> Result<(), FrameError> {
         match self.inner.read_exact(bytes) {
             Ok(()) => Ok(()),

@@ -7,7 +7,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use thiserror::Error;
 
 /// The version of the protocol. Both ends send it first; they must agree.
-pub const PROTOCOL: u16 = 1;
+pub const PROTOCOL: u16 = 2;
 
 /// What either end sends before any frame: `PCLN`, the protocol's version, two zero bytes.
 pub const PREAMBLE_LEN: usize = 8;

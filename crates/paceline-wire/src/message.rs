@@ -226,6 +226,9 @@ pub enum ToData {
         /// Which of the segments.
         segment: u32,
     },
+    /// The worker no longer needs the answer to its last [`ToData::Pull`]. The shard stops after the
+    /// block that it is sending and answers with [`FromData::Cancelled`].
+    Cancel,
 }
 
 /// From a shard to a worker on a data connection. Parameters go as block frames, or through shared
@@ -241,6 +244,8 @@ pub enum FromData {
         /// Which of the segments.
         segment: u32,
     },
+    /// The answer to a [`ToData::Cancel`], one for each: nothing more of earlier answers follows.
+    Cancelled,
 }
 
 /// From the coordinator to a shard. Block frames follow an [`ToShard::Init`].

@@ -1,4 +1,4 @@
-//! The life of a worker, from its first word to its last.
+//! A worker's session, from the handshake to its last message.
 
 use std::{
     io::{Read, Write},
@@ -23,23 +23,23 @@ use crate::{
     faults::MakeFaults,
     mailbox::{Mailbox, Next, Until},
     outbox::Outbox,
-    work::{Bench, Compute, Ended, Tally},
+    work::{Compute, Ended, Tally, TaskRunner},
 };
 
-/// What a worker is told by whoever starts it; the rest it learns from the coordinator.
+/// The settings of one worker; the coordinator sends it the rest.
 #[derive(Clone, Default)]
 pub struct WorkerConfig {
     /// The coordinator's address.
     pub address: String,
-    /// What lets it in.
+    /// The run's token, if it has one.
     pub token: Option<String>,
-    /// The number it would like.
+    /// The worker number that it asks for.
     pub wish: Option<u32>,
     /// Host and process, for people.
     pub name: String,
     /// Faults that it bears on purpose.
     pub faults: Option<MakeFaults>,
-    /// What gradients and parameters go by.
+    /// The transport of gradients and parameters.
     pub transport: Transport,
 }
 
@@ -54,10 +54,10 @@ impl WorkerConfig {
     }
 }
 
-/// Why a worker could not go on.
+/// Why a worker ended early.
 #[derive(Debug, Error)]
 pub enum WorkerError {
-    /// The coordinator cannot be reached, refused, or speaks otherwise.
+    /// The coordinator cannot be reached, refused the worker, or uses another protocol.
     #[error("failed to join at {address}: {error}")]
     Join {
         /// Where.
@@ -65,29 +65,29 @@ pub enum WorkerError {
         /// Why.
         error: FrameError,
     },
-    /// What the coordinator asks for cannot be computed here.
+    /// The coordinator's job cannot be computed here.
     #[error("failed to prepare: {0}")]
     Prepare(String),
-    /// A connection failed in mid-run.
+    /// The control connection failed during the run.
     #[error("lost the server: {0}")]
     Lost(String),
-    /// A shard failed or refused what it was sent.
+    /// A shard failed, or refused a message or gradient.
     #[error("failed at a shard: {0}")]
     Data(#[from] FrameError),
 }
 
-/// Makes the rule by which a pull waits for shards with these numbers of blocks; values of a shard may
-/// miss at most so many updates. The caller brings it, so a worker needs no policy of its own.
+/// Makes the rule by which a pull waits for shards, from the number of blocks of each and the number of
+/// updates that a shard's values may miss. The caller passes it, so a worker needs no policy crate.
 pub type PullWait = fn(Enough, &[u32], u64) -> Shards;
 
-/// How long a worker that lost a shard waits for the coordinator to say why.
-const LAST_WORD: Duration = Duration::from_secs(1);
+/// How long a worker that lost a shard waits for the coordinator's reason.
+const REASON_TIMEOUT: Duration = Duration::from_secs(1);
 
 type Reader = BlockingReader<Box<dyn Read + Send>>;
 type Writer = BlockingWriter<Box<dyn Write + Send>>;
 
-/// Connects, says who this is, and returns the connection with the answer.
-pub(crate) fn greet<T: DeserializeOwned>(
+/// Connects, sends `Hello`, and returns the connection with the answer.
+pub(crate) fn handshake<T: DeserializeOwned>(
     connect: &dyn Connect,
     address: &str,
     token: &str,
@@ -116,13 +116,13 @@ pub fn run(
     let join = |error| WorkerError::Join { address: config.address.clone(), error };
     let role = Role::Worker { wish: config.wish, name: config.name.clone() };
     let (reader, writer, job) =
-        greet::<Job>(connect, &config.address, config.token(), role).map_err(join)?;
+        handshake::<Job>(connect, &config.address, config.token(), role).map_err(join)?;
     let clock = Instant::now();
-    let voice = Voice { writer: Arc::new(Mutex::new(writer)), clock };
+    let control = ControlSender { writer: Arc::new(Mutex::new(writer)), clock };
     let mailbox = Arc::new(Mailbox::default());
-    listen(reader, job.worker, Arc::clone(&mailbox), clock);
-    let _alive = voice.give_signs_of_life(&job);
-    let _parting = Parting(voice.clone());
+    receive_messages(reader, job.worker, Arc::clone(&mailbox), clock);
+    let _heartbeats = control.start_heartbeats(job.heartbeat);
+    let _bye = ByeOnDrop(control.clone());
 
     let (mut compute, samples) = prepare(&job).map_err(WorkerError::Prepare)?;
     let costs = compute.costs();
@@ -132,10 +132,10 @@ pub fn run(
     }
     let costs = costs.map(|costs| Costs::new(costs, job.batch));
     let balance = costs.clone().filter(|_| job.balance.is_some());
-    // What is pushed for later rounds is carried on; what is not admitted there is not.
-    let carried = if job.straggler == Straggler::Finish { Until::End } else { Until::Close };
+    // A gradient that later rounds admit is sent to its end.
+    let push_until = if job.straggler == Straggler::Finish { Until::End } else { Until::Close };
     let (data, mut buffers) =
-        DataPlane::connect(connect, config, &job, wait, &mailbox, carried).map_err(join)?;
+        DataPlane::connect(connect, config, &job, wait, &mailbox, push_until).map_err(join)?;
     let parts = job.micro_batches.max(1);
     let until = match (job.any_newer, job.straggler) {
         (true, _) => Until::End,
@@ -144,10 +144,11 @@ pub fn run(
     };
     let gradient = buffers.remove(0);
     let outbox = Arc::new(Outbox::new(data, buffers, parts, until, job.norms));
-    if outbox.salvages() {
-        answer_cuts(Arc::clone(&outbox), Arc::clone(&mailbox), voice.clone());
+    // Workers that finish, or whose work later rounds admit, get no cuts.
+    if until != Until::End && job.straggler != Straggler::Finish {
+        answer_cuts(Arc::clone(&outbox), Arc::clone(&mailbox), control.clone());
     }
-    let mut bench = Bench {
+    let mut runner = TaskRunner {
         compute: &mut *compute,
         outbox: &outbox,
         mailbox: &mailbox,
@@ -160,8 +161,8 @@ pub fn run(
         gradient,
         order: EpochOrder::none(),
     };
-    voice.say(FromWorker::Ready { samples }).map_err(join)?;
-    work(&mut bench, &voice)
+    control.send(FromWorker::Ready { samples }).map_err(join)?;
+    run_tasks(&mut runner, &control)
 }
 
 fn other_costs() -> WorkerError {
@@ -170,10 +171,10 @@ fn other_costs() -> WorkerError {
     WorkerError::Prepare(why.to_owned())
 }
 
-fn work(bench: &mut Bench<'_>, voice: &Voice) -> Result<Tally, WorkerError> {
+fn run_tasks(runner: &mut TaskRunner<'_>, control: &ControlSender) -> Result<Tally, WorkerError> {
     let mut tally = Tally::default();
     let outcome = loop {
-        let task = match bench.mailbox.next() {
+        let task = match runner.mailbox.next() {
             Next::Task(task) => task,
             Next::Stop(Ok(why)) => {
                 tracing::debug!("the run is over: {why}");
@@ -181,26 +182,26 @@ fn work(bench: &mut Bench<'_>, voice: &Voice) -> Result<Tally, WorkerError> {
             }
             Next::Stop(Err(error)) => break Err(WorkerError::Lost(error)),
         };
-        match bench.work(&task, &|message| voice.say(message)) {
+        match runner.run(&task, &|message| control.send(message)) {
             Ok(Ended::Pushed) => tally.finished += 1,
             Ok(Ended::Salvaged) => tally.salvaged += 1,
             Ok(Ended::Aborted) => tally.aborted += 1,
-            // At the end of a run connections close in any order; and what a shard found wrong, the
-            // coordinator should hear from it before it hears goodbye.
-            Err(error) => match (bench.mailbox.last_word(LAST_WORD), &error) {
+            // At the end of a run connections close in any order. And the coordinator should hear of an
+            // error from the shard that found it, before it receives `Bye`.
+            Err(error) => match (runner.mailbox.stop_reason(REASON_TIMEOUT), &error) {
                 (Some(Ok(_)), _) => break Ok(()),
-                // A shard's own word may be lost with its connection.
+                // A shard's own reason may be lost with its connection.
                 (Some(Err(why)), FrameError::Io(_)) => break Err(WorkerError::Lost(why)),
                 _ => break Err(error.into()),
             },
         }
     };
-    (tally.closed, tally.used) = bench.mailbox.rounds();
+    (tally.closed, tally.used) = runner.mailbox.rounds();
     outcome.map(|()| tally)
 }
 
-fn listen(mut reader: Reader, me: WorkerId, mailbox: Arc<Mailbox>, clock: Instant) {
-    let listen = move || {
+fn receive_messages(mut reader: Reader, me: WorkerId, mailbox: Arc<Mailbox>, clock: Instant) {
+    let receive = move || {
         loop {
             match reader.message::<ToWorker>() {
                 Ok(ToWorker::Heard { sent }) => {
@@ -213,51 +214,51 @@ fn listen(mut reader: Reader, me: WorkerId, mailbox: Arc<Mailbox>, clock: Instan
         }
     };
     thread::Builder::new()
-        .name("listen".to_owned())
-        .spawn(listen)
+        .name("control".to_owned())
+        .spawn(receive)
         .expect("failed to start a thread");
 }
 
-fn answer_cuts(outbox: Arc<Outbox>, mailbox: Arc<Mailbox>, voice: Voice) {
-    let answer = move || outbox.answer_cuts(&mailbox, &|message| voice.say(message));
+fn answer_cuts(outbox: Arc<Outbox>, mailbox: Arc<Mailbox>, control: ControlSender) {
+    let answer = move || outbox.answer_cuts(&mailbox, &|message| control.send(message));
     thread::Builder::new()
         .name("answer cuts".to_owned())
         .spawn(answer)
         .expect("failed to start a thread");
 }
 
-/// Says goodbye however the work ends, so that nobody waits for it.
-struct Parting(Voice);
+/// Sends `Bye` however the session ends, so that the coordinator does not wait for this worker.
+struct ByeOnDrop(ControlSender);
 
-impl Drop for Parting {
+impl Drop for ByeOnDrop {
     fn drop(&mut self) {
-        let _ = self.0.say(FromWorker::Bye);
+        let _ = self.0.send(FromWorker::Bye);
     }
 }
 
-/// The worker's side of the control connection, spoken on by two threads.
+/// The writing direction of the control connection, shared by the worker's threads.
 #[derive(Clone)]
-struct Voice {
+struct ControlSender {
     writer: Arc<Mutex<Writer>>,
-    /// What signs of life are dated by.
+    /// The clock of heartbeats.
     clock: Instant,
 }
 
-impl Voice {
-    fn say(&self, message: FromWorker) -> Result<(), FrameError> {
+impl ControlSender {
+    fn send(&self, message: FromWorker) -> Result<(), FrameError> {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         writer.message(&message)
     }
 
-    /// From a thread of its own, so that a long micro-batch is not taken for death. Ends when what
-    /// it returns is dropped.
-    fn give_signs_of_life(&self, job: &Job) -> mpsc::Sender<()> {
+    /// Sends heartbeats from a thread of their own, so that a long micro-batch is not taken for death,
+    /// until the returned sender is dropped.
+    fn start_heartbeats(&self, every: Duration) -> mpsc::Sender<()> {
         let (alive, ended) = mpsc::channel();
-        let (voice, every) = (self.clone(), job.heartbeat);
+        let control = self.clone();
         let beat = move || {
             while ended.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-                let sent = voice.clock.elapsed();
-                if voice.say(FromWorker::Heartbeat { sent }).is_err() {
+                let sent = control.clock.elapsed();
+                if control.send(FromWorker::Heartbeat { sent }).is_err() {
                     return;
                 }
             }

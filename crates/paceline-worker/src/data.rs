@@ -1,4 +1,4 @@
-//! Parameters in from every shard, gradients out to every shard.
+//! Parameters from every shard, gradients to every shard.
 
 use std::{sync::Arc, thread};
 
@@ -11,51 +11,72 @@ use paceline_wire::{
 
 use crate::{
     buffer::Buffer,
-    client::{PullWait, WorkerConfig, greet},
-    couriers::Couriers,
-    link::{Answer, Link},
+    client::{PullWait, WorkerConfig, handshake},
+    connection::{Answer, RequestWriter, ShardConnection},
+    independent::IndependentShards,
     mailbox::{Mailbox, Until},
     memory::Memory,
     work::Compute,
 };
 
-/// A shard's part of a large model is moved by a thread of its own; below this many elements
-/// starting one costs more than it saves.
+/// Elements from which a shard's part is moved by a thread of its own. For fewer, starting a thread costs
+/// more than it saves.
 const THREAD_ELEMS: usize = 1 << 20;
 
-/// An answer that may as well lie in the kernel until it is read.
+/// Bytes of an answer that may as well wait in the kernel until it is read.
 const SMALL_ANSWER: usize = 64 << 10;
 
 /// The connections to all shards.
 pub(crate) enum DataPlane {
     /// Every shard is waited for.
-    Together(Links),
-    /// A slow one may be left behind.
-    Apart(Box<Couriers>),
+    Lockstep(Lockstep),
+    /// A slow shard may be left behind.
+    Independent(Box<IndependentShards>),
+}
+
+/// How a pull ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pulled {
+    /// This version is loaded: the wanted one or a newer one.
+    Loaded(Version),
+    /// The shards sent different versions, so the wanted one is gone.
+    Mixed,
+    /// The round was cut meanwhile.
+    Cancelled,
 }
 
 /// Connections that are used side by side or in turn.
-pub(crate) struct Links {
-    links: Vec<Link>,
-    /// Where parameters are computed from where they are published, if they can be: all shards share
-    /// their memory, and nobody computes from a version for long after it is old.
+pub(crate) struct Lockstep {
+    connections: Vec<ShardConnection>,
+    /// Reads parameters in place, where that is possible: all shards share their memory, and no worker
+    /// computes from a version for long after it is old.
     reader: Option<Reader>,
-    /// Where they are copied to otherwise.
+    /// Where parameters are copied to otherwise.
     params: Vec<f32>,
-    /// The version after one that was pushed is asked for at once, where its answer is small: it is here,
-    /// then, when work on it is given. A large one would wait in the kernel, out of every cache, and cost
-    /// more than the question does (measured: 6 % of a round, 64 workers of 4 MiB). And not where rounds
-    /// do not wait for each other: it would be older than need be.
-    ahead: Ahead,
+    prefetch: Prefetch,
 }
 
+/// Whether the version after a pushed one is requested at once. A small answer is then here when work on
+/// it is given. A large one would wait in the kernel, out of every cache, and cost more than the request
+/// does (measured: 6 % of a round, 64 workers of 4 MiB). Where rounds do not wait for each other, it
+/// would be older than need be.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ahead {
+enum Prefetch {
     Never,
-    /// The next version is to be asked for.
-    No,
-    /// It has been.
-    Yes,
+    /// The next version is requested after the next push.
+    Idle,
+    /// The next version has been requested.
+    Requested,
+}
+
+/// Cancels the pull that another thread is in.
+#[derive(Default)]
+pub(crate) struct PullCanceller(Vec<Arc<RequestWriter>>);
+
+impl PullCanceller {
+    pub(crate) fn cancel(&self) -> Result<(), FrameError> {
+        self.0.iter().try_for_each(|requests| requests.cancel_pull())
+    }
 }
 
 impl DataPlane {
@@ -71,75 +92,77 @@ impl DataPlane {
     ) -> Result<(Self, Vec<Buffer>), FrameError> {
         let &Job { worker, session, ref layout, wire, max_stale, .. } = job;
         let pull: Enough = job.pull.parse().map_err(FrameError::Unexpected)?;
-        let apart = pull != Enough::All || job.partial_push;
-        let mut memory = Memory::new(layout.total(), config.transport == Transport::Auto && !apart);
-        let mut links = Vec::with_capacity(job.shards.len());
+        let independent = pull != Enough::All || job.partial_push;
+        let wants_memory = config.transport == Transport::Auto && !independent;
+        let mut memory = Memory::new(layout.total(), wants_memory);
+        let mut connections = Vec::with_capacity(job.shards.len());
         for (shard, address) in (0..).zip(&job.shards) {
             let address = config.shard_address(address);
             let role = Role::Data { worker, session, shard };
             let (reader, mut writer, invitation) =
-                greet::<Option<Invitation>>(connect, address, config.token(), role)?;
-            let blocks = layout.shard_blocks(shard).map(|block| (block, layout.block_range(block)));
-            let elements = layout.shard_range(shard);
-            let come = || writer.message(&ToData::Memory);
-            let publisher = memory.join(invitation.as_ref(), session, elements.len(), come)?;
-            let (blocks, halves) = (blocks.collect(), Vec::new());
-            links.push(Link { reader, writer, blocks, elements, wire, halves, publisher });
+                handshake::<Option<Invitation>>(connect, address, config.token(), role)?;
+            let part = layout.shard_range(shard).len();
+            let announce = || writer.message(&ToData::Memory);
+            let publisher = memory.join(invitation.as_ref(), session, part, announce)?;
+            let at = (layout, shard);
+            connections.push(ShardConnection::new(reader, writer, at, wire, publisher));
         }
-        let plane = match apart {
-            true => {
-                let blocks: Vec<u32> = links.iter().map(|link| link.blocks.len() as u32).collect();
-                let wait = wait(pull, &blocks, max_stale);
-                let couriers = Couriers::start(links, wait, max_stale, mailbox, until);
-                DataPlane::Apart(Box::new(couriers))
-            }
-            false => {
-                let keeps = until != Until::End && !job.any_newer;
-                let publishers = links.iter().map(|link| link.publisher.clone());
-                let reader = publishers.collect::<Option<_>>().filter(|_| keeps);
-                let small = links.iter().all(|link| link.answer_bytes() <= SMALL_ANSWER);
-                let ahead = if small && !job.any_newer { Ahead::No } else { Ahead::Never };
-                let reader = reader.and_then(Reader::of);
-                DataPlane::Together(Links { links, reader, params: Vec::new(), ahead })
-            }
+        let plane = if independent {
+            let blocks: Vec<u32> = connections.iter().map(ShardConnection::blocks).collect();
+            let wait = wait(pull, &blocks, max_stale);
+            let shards = IndependentShards::start(connections, wait, max_stale, mailbox, until);
+            DataPlane::Independent(Box::new(shards))
+        } else {
+            let in_place = until != Until::End && !job.any_newer;
+            DataPlane::Lockstep(Lockstep::new(connections, in_place, !job.any_newer))
         };
         Ok((plane, memory.into_buffers()))
     }
 
-    /// To nobody, for tests of what is sent.
+    /// Connections to no shards, for tests of the messages that a worker sends.
     #[cfg(test)]
     pub(crate) fn nowhere() -> Self {
-        let (links, params) = (Vec::new(), Vec::new());
-        DataPlane::Together(Links { links, reader: None, params, ahead: Ahead::No })
+        DataPlane::Lockstep(Lockstep::new(Vec::new(), false, true))
     }
 
-    /// Loads version `wanted` or a newer one; returns which it is, `None` where the shards gave
-    /// different ones (the wanted one is gone then). Of shards that are `behind` the values
-    /// that are there do, or whatever they have if those are too old; and of others that are not worth
-    /// waiting for, where that is allowed.
+    /// Cancels pulls of these connections. Shards that may be left behind are not cancelled: the values
+    /// that they send serve a later round.
+    pub(crate) fn canceller(&self) -> PullCanceller {
+        match self {
+            DataPlane::Lockstep(shards) => {
+                PullCanceller(shards.connections.iter().map(ShardConnection::requests).collect())
+            }
+            DataPlane::Independent(_) => PullCanceller::default(),
+        }
+    }
+
+    /// Loads version `wanted` or a newer one, unless `is_cut`. For shards that are `behind`, and where
+    /// that is allowed for others that are not worth waiting for, the values from earlier pulls are
+    /// enough, unless those are too old.
     pub(crate) fn pull(
         &mut self,
         wanted: Version,
         behind: &[u32],
         compute: &mut dyn Compute,
-    ) -> Result<Option<Version>, FrameError> {
+        is_cut: impl Fn() -> bool + Sync,
+    ) -> Result<Pulled, FrameError> {
         match self {
-            DataPlane::Together(links) => links.pull(wanted, compute),
-            DataPlane::Apart(couriers) => couriers.pull(wanted, behind, compute),
+            DataPlane::Lockstep(shards) => shards.pull(wanted, compute, &is_cut),
+            DataPlane::Independent(shards) => shards.pull(wanted, behind, compute),
         }
     }
 
     /// Shards of which the last pull did not wait for the newest values.
     pub(crate) fn stale(&self) -> &[u32] {
         match self {
-            DataPlane::Together(_) => &[],
-            DataPlane::Apart(couriers) => couriers.stale(),
+            DataPlane::Lockstep(_) => &[],
+            DataPlane::Independent(shards) => shards.stale(),
         }
     }
 
     /// Sends `gradient`, computed from `base`, to all shards that are not `behind`; gives up between
-    /// blocks once `is_over` says so. Returns whether all was sent, or is on its way: `gradient` is then
-    /// another buffer.
+    /// blocks once `is_over`. Returns whether all was sent or is on its way; in the second case `gradient`
+    /// is another buffer.
     pub(crate) fn push(
         &mut self,
         base: Version,
@@ -148,52 +171,94 @@ impl DataPlane {
         is_over: impl Fn() -> bool + Sync,
     ) -> Result<bool, FrameError> {
         match self {
-            DataPlane::Together(links) => links.push(base, gradient, is_over),
-            DataPlane::Apart(couriers) => couriers.push(base, behind, gradient).map(|()| true),
+            DataPlane::Lockstep(shards) => shards.push(base, gradient, is_over),
+            DataPlane::Independent(shards) => shards.push(base, behind, gradient).map(|()| true),
         }
     }
 }
 
-impl Links {
+impl Lockstep {
+    fn new(connections: Vec<ShardConnection>, in_place: bool, prefetches: bool) -> Self {
+        let publishers = connections.iter().map(ShardConnection::publisher);
+        let publishers = publishers.collect::<Option<Vec<_>>>().filter(|_| in_place);
+        let small = connections.iter().all(|shard| shard.answer_bytes() <= SMALL_ANSWER);
+        Lockstep {
+            reader: publishers.and_then(Reader::new),
+            params: Vec::new(),
+            prefetch: if small && prefetches { Prefetch::Idle } else { Prefetch::Never },
+            connections,
+        }
+    }
+
     fn pull(
         &mut self,
         wanted: Version,
         compute: &mut dyn Compute,
-    ) -> Result<Option<Version>, FrameError> {
-        // All shards are asked before any is listened to.
-        match self.ahead {
-            Ahead::Yes => self.ahead = Ahead::No,
-            Ahead::Never | Ahead::No => self.ask(wanted)?,
+        is_cut: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Pulled, FrameError> {
+        let prefetched = self.prefetch == Prefetch::Requested;
+        if prefetched {
+            self.prefetch = Prefetch::Idle;
         }
-        let mut answers: Vec<Option<Answer>> = self.links.iter().map(|_| None).collect();
+        // Every shard has its request before any answer is read.
+        let requested = if prefetched { !is_cut() } else { self.request(wanted, is_cut)? };
+        let pulled =
+            if requested { self.receive(wanted, compute, is_cut)? } else { Pulled::Cancelled };
+        if pulled == Pulled::Cancelled {
+            // Some connections may have an answer under way that nobody has cancelled.
+            self.connections.iter().try_for_each(|shard| shard.requests().cancel_pull())?;
+        }
+        Ok(pulled)
+    }
+
+    fn receive(
+        &mut self,
+        wanted: Version,
+        compute: &mut dyn Compute,
+        is_cut: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Pulled, FrameError> {
+        let mut answers: Vec<Option<Answer>> = self.connections.iter().map(|_| None).collect();
         if self.reader.is_some() {
             compute.let_go();
-            for (link, answer) in self.links.iter_mut().zip(&mut answers) {
-                *answer = Some(link.answer_since(wanted)?);
+            for (shard, answer) in self.connections.iter_mut().zip(&mut answers) {
+                *answer = shard.answer_since(wanted, is_cut)?;
+                if answer.is_none() {
+                    return Ok(Pulled::Cancelled);
+                }
             }
             if let Some(version) = self.keep(&answers, compute) {
-                return Ok(Some(version));
+                return Ok(Pulled::Loaded(version));
             }
         }
-        self.params.resize(self.links.iter().map(|link| link.elements.len()).sum(), 0.0);
+        self.params.resize(self.connections.iter().map(|shard| shard.elements().len()).sum(), 0.0);
         let mut rest = &mut self.params[..];
-        let mut parts = Vec::with_capacity(self.links.len());
-        for (link, answer) in self.links.iter_mut().zip(answers) {
-            let (part, tail) = rest.split_at_mut(link.elements.len());
+        let mut parts = Vec::with_capacity(self.connections.len());
+        for (shard, answer) in self.connections.iter_mut().zip(answers) {
+            let (part, tail) = rest.split_at_mut(shard.elements().len());
             rest = tail;
-            parts.push((link, (answer, part)));
+            parts.push((shard, (answer, part)));
         }
-        let read = |(link, (answer, part)): (&mut Link, (Option<Answer>, &mut [f32]))| {
-            let answer = answer.map_or_else(|| link.answer(), Ok)?;
-            link.take_since(answer, wanted, part)
+        let read =
+            |(shard, (answer, part)): (&mut ShardConnection, (Option<Answer>, &mut [f32]))| {
+                let answer = match answer {
+                    Some(answer) => Some(answer),
+                    None => shard.answer()?,
+                };
+                match answer {
+                    Some(answer) => shard.copy_since(answer, wanted, part, is_cut),
+                    None => Ok(None),
+                }
+            };
+        let Some(versions) = each(parts, read)?.into_iter().collect::<Option<Vec<_>>>() else {
+            return Ok(Pulled::Cancelled);
         };
-        let mut versions = each(parts, read)?.into_iter();
-        let first = versions.next();
-        let one = first.filter(|first| versions.all(|version| version == *first));
-        if one.is_some() {
-            compute.load(0, &self.params);
+        match versions.first() {
+            Some(first) if versions.iter().all(|version| version == first) => {
+                compute.load(0, &self.params);
+                Ok(Pulled::Loaded(*first))
+            }
+            _ => Ok(Pulled::Mixed),
         }
-        Ok(one)
     }
 
     /// Lets parameters be computed from where they are, if all shards have published the same version.
@@ -210,8 +275,18 @@ impl Links {
         Some(first)
     }
 
-    fn ask(&mut self, version: Version) -> Result<(), FrameError> {
-        self.links.iter_mut().try_for_each(|link| link.ask(version))
+    /// Requests a version from every shard; false if `is_over` before the last.
+    fn request(
+        &mut self,
+        version: Version,
+        is_over: impl Fn() -> bool,
+    ) -> Result<bool, FrameError> {
+        for shard in &mut self.connections {
+            if !shard.request(version, &is_over)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn push(
@@ -220,23 +295,23 @@ impl Links {
         gradient: &Buffer,
         is_over: impl Fn() -> bool + Sync,
     ) -> Result<bool, FrameError> {
-        let links = self.links.iter_mut().map(|link| (link, gradient)).collect();
-        let sent = each(links, |(link, gradient)| link.write(base, gradient, &is_over))?;
+        let shards = self.connections.iter_mut().map(|shard| (shard, gradient)).collect();
+        let sent = each(shards, |(shard, gradient)| shard.push(base, gradient, &is_over))?;
         let sent = sent.into_iter().all(|sent| sent);
-        if sent && self.ahead == Ahead::No {
-            self.ask(base.next())?;
-            self.ahead = Ahead::Yes;
+        if sent && self.prefetch == Prefetch::Idle {
+            self.request(base.next(), || false)?;
+            self.prefetch = Prefetch::Requested;
         }
         Ok(sent)
     }
 }
 
-/// Does the same on every shard: side by side where there is enough to move, else in turn.
+/// Runs `job` for every shard: side by side where there is enough to move, else in turn.
 fn each<'a, S: Send, T: Send>(
-    parts: Vec<(&'a mut Link, S)>,
-    job: impl Fn((&'a mut Link, S)) -> Result<T, FrameError> + Sync,
+    parts: Vec<(&'a mut ShardConnection, S)>,
+    job: impl Fn((&'a mut ShardConnection, S)) -> Result<T, FrameError> + Sync,
 ) -> Result<Vec<T>, FrameError> {
-    let small = parts.iter().all(|(link, _)| link.elements.len() < THREAD_ELEMS);
+    let small = parts.iter().all(|(shard, _)| shard.elements().len() < THREAD_ELEMS);
     if small || parts.len() == 1 {
         return parts.into_iter().map(job).collect();
     }

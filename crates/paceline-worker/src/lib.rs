@@ -1,16 +1,15 @@
 //! A worker: a process that computes gradients on the samples it is given.
 //!
-//! [`run`] is the whole life of one. What it computes is behind [`Compute`], so native models,
-//! PyTorch and measurements use the same loop. It works with plain threads: one computes, one
-//! listens to the coordinator, one keeps giving signs of life, and one answers cuts with what is
-//! finished, while a micro-batch is under way.
+//! [`run`] is a worker's whole session. [`Compute`] hides the model, so native models, PyTorch and
+//! measurements use the same loop. A worker has plain threads: one computes, one reads the control
+//! connection, one sends heartbeats, and one answers cuts while a pull or a micro-batch is under way.
 
 mod buffer;
 mod client;
-mod couriers;
+mod connection;
 mod data;
 mod faults;
-mod link;
+mod independent;
 mod mailbox;
 mod memory;
 mod outbox;

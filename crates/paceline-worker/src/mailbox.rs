@@ -1,4 +1,4 @@
-//! What the coordinator has said and the worker has not acted on yet.
+//! Messages of the coordinator that the worker has not acted on yet.
 
 use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
@@ -18,18 +18,18 @@ pub(crate) struct Task {
     pub(crate) behind: Vec<u32>,
 }
 
-/// Until when what was computed is of use.
+/// Until when a contribution is of use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Until {
     /// Its round stops waiting.
     Cut,
-    /// Its round is closed: stragglers push what they have.
+    /// Its round is closed: stragglers push the micro-batches that they have finished.
     Close,
     /// The end of the run: later rounds admit it.
     End,
 }
 
-/// What there is to do next.
+/// What the worker does next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Task(Task),
@@ -37,13 +37,15 @@ pub(crate) enum Next {
     Stop(Result<String, String>),
 }
 
-/// Filled by the thread that listens, emptied by the one that works.
+/// Filled by the thread that reads the control connection, emptied by the one that computes.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
     state: Mutex<State>,
     changed: Condvar,
-    /// For who waits for values, whom each of a shard's answers would concern.
-    landed: Condvar,
+    /// For the thread that answers cuts, which other messages do not concern.
+    cut: Condvar,
+    /// For the thread that waits for parameters, which every answer of a shard concerns.
+    answered: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -57,12 +59,13 @@ struct State {
     closed: u64,
     used: u64,
     /// Answers of shards so far.
-    landings: u64,
+    answers: u64,
 }
 
 impl Mailbox {
     pub(crate) fn deliver(&self, me: WorkerId, message: ToWorker) {
         let mut state = self.lock();
+        let (cut, stopped) = (state.cut, state.stop.is_some());
         match message {
             ToWorker::Work { base, portion, push_at_once, behind } => {
                 // Newer work replaces older: that round is over.
@@ -77,48 +80,52 @@ impl Mailbox {
                 state.used += u64::from(byte >> (me.0 % 8) & 1);
             }
             ToWorker::Stop(why) => state.stop = Some(Ok(why)),
-            // Noted by whoever listens; it is nothing to act on.
+            // The thread that reads has noted it; there is nothing to act on.
             ToWorker::Heard { .. } => return,
             ToWorker::Expelled(why) => state.stop = Some(Err(format!("shown out: {why}"))),
         }
+        if (cut, stopped) != (state.cut, state.stop.is_some()) {
+            self.cut.notify_one();
+        }
         self.changed.notify_all();
-        self.landed.notify_one();
+        self.answered.notify_one();
     }
 
-    /// A shard has answered, or never will.
-    pub(crate) fn note_landing(&self) {
-        self.lock().landings += 1;
-        self.landed.notify_one();
+    /// A shard has answered a pull, or its connection has failed.
+    pub(crate) fn note_answer(&self) {
+        self.lock().answers += 1;
+        self.answered.notify_one();
     }
 
     /// Answers of shards so far.
-    pub(crate) fn landings(&self) -> u64 {
-        self.lock().landings
+    pub(crate) fn answers(&self) -> u64 {
+        self.lock().answers
     }
 
-    /// Waits for another than the `seen` answers of shards, but no longer than until `base` is closed, or
-    /// for `time` if there is one.
-    pub(crate) fn await_landing(&self, base: Version, seen: u64, time: Option<Duration>) {
+    /// Waits until shards have given more answers than the `seen` ones, `base` is cut, or `time` is over, if
+    /// there is one.
+    pub(crate) fn await_answer(&self, base: Version, seen: u64, time: Option<Duration>) {
         let mut state = self.lock();
-        let waits = |state: &State| state.landings == seen && !state.is_over(base, Until::Close);
+        let waits = |state: &State| state.answers == seen && !state.is_cut(base);
         match time {
             Some(time) => {
-                drop(self.landed.wait_timeout_while(state, time, |state| waits(state)));
+                drop(self.answered.wait_timeout_while(state, time, |state| waits(state)));
             }
             None => {
                 while waits(&state) {
-                    state = self.landed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = self.answered.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
             }
         }
     }
 
-    /// The connection is gone; nothing more will come.
+    /// The connection is gone; no more messages will come.
     pub(crate) fn hang_up(&self, error: String) {
         let mut state = self.lock();
         state.stop.get_or_insert(Err(error));
+        self.cut.notify_one();
         self.changed.notify_all();
-        self.landed.notify_one();
+        self.answered.notify_one();
     }
 
     /// Waits for something to do.
@@ -140,19 +147,19 @@ impl Mailbox {
         self.lock().is_cut(base)
     }
 
-    /// Lets time pass, but no longer than until `base` is cut; says whether all of it passed.
+    /// Waits for `time`, but no longer than until `base` is cut; returns whether all of it passed.
     pub(crate) fn rest(&self, base: Version, time: Duration) -> bool {
         let wanted = |state: &mut State| !state.is_cut(base);
         let rested = self.changed.wait_timeout_while(self.lock(), time, wanted);
         rested.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Whether what was computed from `base` is of no use any more.
+    /// Whether a contribution from `base` is of no use any more.
     pub(crate) fn is_over(&self, base: Version, until: Until) -> bool {
         self.lock().is_over(base, until)
     }
 
-    /// Waits for a round to be cut that comes after `last`; `None` when the run is over.
+    /// Waits for the cut of a round after `last`; `None` when the run is over.
     pub(crate) fn next_cut(&self, last: Option<Version>) -> Option<Version> {
         let mut state = self.lock();
         loop {
@@ -162,11 +169,11 @@ impl Mailbox {
             if state.cut > last {
                 return state.cut;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.cut.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Waits until the contribution from `base` may be pushed; false if it need not be any more.
+    /// Waits for permission to push the contribution from `base`; false once it is of no use.
     pub(crate) fn may_push(&self, base: Version, until: Until) -> bool {
         let mut state = self.lock();
         loop {
@@ -180,16 +187,16 @@ impl Mailbox {
         }
     }
 
-    /// Why the work is over, if the coordinator says so within `patience`; an error if the run goes on
-    /// without this worker.
-    pub(crate) fn last_word(&self, patience: Duration) -> Option<Result<String, String>> {
-        let untold = |state: &mut State| state.stop.is_none();
-        let waited = self.changed.wait_timeout_while(self.lock(), patience, untold);
+    /// The reason why the work is over, if the coordinator gives one within `patience`; an error if the run
+    /// continues without this worker.
+    pub(crate) fn stop_reason(&self, patience: Duration) -> Option<Result<String, String>> {
+        let running = |state: &mut State| state.stop.is_none();
+        let waited = self.changed.wait_timeout_while(self.lock(), patience, running);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.stop.clone()
     }
 
-    /// Rounds that closed while this worker was there, and those its work was used in.
+    /// Rounds that closed while this worker took part, and those among them that used its work.
     pub(crate) fn rounds(&self) -> (u64, u64) {
         let state = self.lock();
         (state.closed, state.used)

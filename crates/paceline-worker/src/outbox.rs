@@ -1,7 +1,12 @@
-//! Finished work on its way to the shards.
+//! The gradient of one round on its way to the shards.
 //!
-//! Whoever is first sends it: the thread that computes, when all is done; or the thread that listens
-//! for cuts, which sends the micro-batches that are finished while another is still being computed.
+//! Two threads may send it. The thread that computes sends it when all micro-batches are done. The thread
+//! that answers cuts sends the finished micro-batches while another one is still being computed, and
+//! cancels a pull that is under way.
+//!
+//! Two locks keep these threads apart. `progress` is held for moments only, so a cut is answered whatever
+//! the other thread does. `transfer` is held through pulls and pushes. A thread that needs both takes
+//! `progress` first, and only while a task is being computed: nobody holds `transfer` then.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,40 +16,59 @@ use paceline_wire::{FrameError, message::FromWorker};
 
 use crate::{
     buffer::Buffer,
-    data::DataPlane,
+    data::{DataPlane, PullCanceller, Pulled},
     mailbox::{Mailbox, Task, Until},
-    work::part_of,
+    work::{Compute, part_of},
 };
 
-/// Says something to the coordinator.
-pub(crate) type Say<'a> = &'a dyn Fn(FromWorker) -> Result<(), FrameError>;
+/// Sends a message to the coordinator.
+pub(crate) type Report<'a> = &'a dyn Fn(FromWorker) -> Result<(), FrameError>;
 
-/// One round's finished micro-batches, and the connections that they leave by.
+/// One round's task, its finished micro-batches, and the connections to the shards.
 pub(crate) struct Outbox {
-    state: Mutex<State>,
+    progress: Mutex<Progress>,
+    transfer: Mutex<Transfer>,
+    canceller: PullCanceller,
     micro_batches: u32,
     until: Until,
     /// Norms of gradient sums are reported.
     norms: bool,
 }
 
-pub(crate) struct State {
-    pub(crate) data: DataPlane,
-    finished: Finished,
+/// How far the current task is.
+#[derive(Default)]
+struct Progress {
+    /// The task under way; none before, between, and once a thread reports how it ended.
+    task: Option<Task>,
+    /// The task's parameters are being pulled.
+    pulling: bool,
+    /// Micro-batches that are done.
+    done: u32,
+    /// The sum of their losses.
+    loss: f64,
 }
 
-/// The sum over the micro-batches that are done.
+impl Progress {
+    /// Takes the task from `base` out, unless another thread has; the thread that gets it reports on it.
+    fn take(&mut self, base: Version) -> Option<Task> {
+        self.task.take_if(|task| task.base == base)
+    }
+}
+
+/// The connections, and the buffers of gradients that leave by them.
+struct Transfer {
+    data: DataPlane,
+    buffers: GradientBuffers,
+}
+
+/// The sum over the micro-batches that are done, and the buffers that it alternates with.
 #[derive(Default)]
-struct Finished {
-    /// The work that is under way; none before, between, and once somebody sends it.
-    task: Option<Task>,
-    done: u32,
-    loss: f64,
-    gradient: Buffer,
-    /// The gradient was pushed. Shards of this host may read it where it is until they answer the
-    /// pull that follows the next push.
+struct GradientBuffers {
+    sum: Buffer,
+    /// The sum was pushed. Shards of this host may read it in place until they answer the pull that
+    /// follows the next push.
     pushed: bool,
-    /// Where gradients are shared: what was pushed before this one, or nothing of value.
+    /// Where gradients are shared: the buffer that was pushed before this one, or one of no value.
     spare: Option<Buffer>,
 }
 
@@ -57,117 +81,171 @@ impl Outbox {
         until: Until,
         norms: bool,
     ) -> Outbox {
-        let finished = Finished {
-            gradient: buffers.pop().unwrap_or_default(),
-            spare: buffers.pop(),
-            ..Finished::default()
-        };
-        let state = Mutex::new(State { data, finished });
-        Outbox { state, micro_batches, until, norms }
+        let sum = buffers.pop().unwrap_or_default();
+        let buffers = GradientBuffers { sum, pushed: false, spare: buffers.pop() };
+        Outbox {
+            progress: Mutex::default(),
+            canceller: data.canceller(),
+            transfer: Mutex::new(Transfer { data, buffers }),
+            micro_batches,
+            until,
+            norms,
+        }
     }
 
-    /// Whether what is finished at a cut is pushed.
+    /// Whether the micro-batches that are finished at a cut are pushed.
     pub(crate) fn salvages(&self) -> bool {
         self.until == Until::Close
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Begins a task, whose parameters are to be pulled.
+    pub(crate) fn begin(&self, task: &Task) {
+        *self.progress() =
+            Progress { task: Some(task.clone()), pulling: true, ..Progress::default() };
     }
 
-    /// Work begins.
-    pub(crate) fn begin(&self, task: &Task) {
-        let finished = &mut self.lock().finished;
-        (finished.task, finished.done, finished.loss) = (Some(task.clone()), 0, 0.0);
+    /// Pulls the parameters of the task.
+    pub(crate) fn pull(
+        &self,
+        mailbox: &Mailbox,
+        task: &Task,
+        compute: &mut dyn Compute,
+    ) -> Result<Pulled, FrameError> {
+        let is_cut = || mailbox.is_cut(task.base);
+        self.transfer().data.pull(task.base, &task.behind, compute, is_cut)
+    }
+
+    /// The parameters are loaded. False if a cut has ended the task.
+    pub(crate) fn start_computing(&self) -> bool {
+        let mut progress = self.progress();
+        progress.pulling = false;
+        progress.task.is_some()
+    }
+
+    /// Gives up the task from `base` with nothing to push, and reports that unless another thread has.
+    pub(crate) fn abort(&self, base: Version, report: Report<'_>) -> Result<(), FrameError> {
+        let mut progress = self.progress();
+        match progress.take(base) {
+            Some(_) => report(FromWorker::Aborted { base, done: progress.done }),
+            None => Ok(()),
+        }
     }
 
     /// A micro-batch is done: its sum is in `gradient`, or that of all so far where they do not count
-    /// one by one. False if the rest is of no use: what was there has been sent.
+    /// one by one. False if the rest is of no use: the finished part has been sent.
     pub(crate) fn add(&self, loss: f64, gradient: &mut Buffer) -> bool {
-        let finished = &mut self.lock().finished;
-        if finished.task.is_none() {
+        let mut progress = self.progress();
+        if progress.task.is_none() {
             return false;
         }
-        finished.done += 1;
-        finished.loss += loss;
+        progress.done += 1;
+        progress.loss += loss;
         let first = if self.salvages() { 1 } else { self.micro_batches };
-        if finished.done == first {
-            finished.take(gradient);
+        if progress.done == first {
+            self.transfer().buffers.take(gradient);
         } else if self.salvages() {
-            add_scaled(&mut finished.gradient, 1.0, gradient);
+            add_scaled(&mut self.transfer().buffers.sum, 1.0, gradient);
         }
         true
     }
 
-    /// Sends what is there. `None` if somebody else has; else whether all of it went out before it was
-    /// of no use, and the coordinator has heard if it did not. It has heard before anybody sends
-    /// anything newer.
+    /// Sends the finished micro-batches of the task from `base`. `None` if another thread has; else whether
+    /// all of the gradient was sent before it was of no use. If it was not, this reports so. The
+    /// coordinator hears of this task before either thread sends anything newer.
     pub(crate) fn send(
         &self,
         mailbox: &Mailbox,
         base: Version,
-        say: Say<'_>,
+        report: Report<'_>,
     ) -> Result<Option<bool>, FrameError> {
-        let state = &mut *self.lock();
-        let Some(task) = state.finished.task.take_if(|task| task.base == base) else {
-            return Ok(None);
-        };
-        let sent = self.send_finished(state, &task, mailbox, say)?;
+        let mut progress = self.progress();
+        let Some(task) = progress.take(base) else { return Ok(None) };
+        let (done, loss) = (progress.done, progress.loss);
+        let transfer = &mut *self.transfer();
+        drop(progress);
+        let sent = self.send_finished(transfer, &task, (done, loss), mailbox, report)?;
         if !sent {
-            say(FromWorker::Aborted { base, done: state.finished.done })?;
+            report(FromWorker::Aborted { base, done })?;
         }
         Ok(Some(sent))
     }
 
     fn send_finished(
         &self,
-        State { data, finished }: &mut State,
+        Transfer { data, buffers }: &mut Transfer,
         task: &Task,
+        (done, loss): (u32, f64),
         mailbox: &Mailbox,
-        say: Say<'_>,
+        report: Report<'_>,
     ) -> Result<bool, FrameError> {
-        let base = task.base;
-        let (done, until) = (finished.done, self.until);
+        let (base, until) = (task.base, self.until);
         let weight = part_of(task.portion.len(), done, self.micro_batches);
         let enough = if self.salvages() { weight > 0 } else { done == self.micro_batches };
         if !enough || mailbox.is_over(base, until) {
             return Ok(false);
         }
-        let square = self.norms.then(|| norm_squared(&finished.gradient));
-        let (weight, loss) = (f64::from(weight), finished.loss);
-        let stale = data.stale().to_vec();
-        say(FromWorker::Done { base, weight, loss, square, stale })?;
+        let square = self.norms.then(|| norm_squared(&buffers.sum));
+        let (weight, stale) = (f64::from(weight), data.stale().to_vec());
+        report(FromWorker::Done { base, weight, loss, square, stale })?;
         if !task.push_at_once && !mailbox.may_push(base, until) {
             return Ok(false);
         }
-        finished.pushed = true;
-        let gradient = &mut finished.gradient;
-        data.push(base, &task.behind, gradient, || mailbox.is_over(base, until))
+        buffers.pushed = true;
+        data.push(base, &task.behind, &mut buffers.sum, || mailbox.is_over(base, until))
     }
 
     /// Answers every cut at once, until the run is over.
-    pub(crate) fn answer_cuts(&self, mailbox: &Mailbox, say: Say<'_>) {
+    pub(crate) fn answer_cuts(&self, mailbox: &Mailbox, report: Report<'_>) {
         let mut last = None;
         while let Some(base) = mailbox.next_cut(last) {
             last = Some(base);
-            if let Err(error) = self.send(mailbox, base, say) {
+            if let Err(error) = self.answer_cut(mailbox, base, report) {
                 return mailbox.hang_up(error.to_string());
             }
         }
     }
+
+    /// Ends a pull, or sends the finished micro-batches. Where those do not count one by one, the thread that
+    /// computes answers the cut.
+    fn answer_cut(
+        &self,
+        mailbox: &Mailbox,
+        base: Version,
+        report: Report<'_>,
+    ) -> Result<(), FrameError> {
+        let mut progress = self.progress();
+        if progress.pulling && progress.take(base).is_some() {
+            report(FromWorker::Aborted { base, done: 0 })?;
+            // Under the lock, or the next task's pull might be cancelled.
+            return self.canceller.cancel();
+        }
+        drop(progress);
+        if self.salvages() {
+            self.send(mailbox, base, report)?;
+        }
+        Ok(())
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn transfer(&self) -> MutexGuard<'_, Transfer> {
+        self.transfer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-impl Finished {
+impl GradientBuffers {
     /// Takes a gradient over and leaves another buffer to compute in: never the one that was pushed
     /// last, which shards may still read.
     fn take(&mut self, gradient: &mut Buffer) {
-        std::mem::swap(&mut self.gradient, gradient);
+        std::mem::swap(&mut self.sum, gradient);
         if std::mem::take(&mut self.pushed)
             && let Some(spare) = &mut self.spare
         {
             std::mem::swap(spare, gradient);
         }
-        gradient.resize(self.gradient.len());
+        gradient.resize(self.sum.len());
     }
 }
 
@@ -189,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_of_a_cut_is_said_before_anything_newer() {
+    fn a_cut_is_answered_before_anything_newer_is_sent() {
         let outbox =
             Outbox::new(DataPlane::nowhere(), vec![Buffer::default()], 2, Until::Close, false);
         let mailbox = Mailbox::default();
@@ -212,6 +290,7 @@ mod tests {
             answers.recv().unwrap();
             // The next round's work is done while the answer is on its way.
             outbox.begin(&task(2));
+            assert!(outbox.start_computing());
             outbox.add(0.0, &mut Buffer::default());
             let say = |message| {
                 said.send(message).unwrap();
@@ -233,20 +312,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_pushed_last_is_never_computed_in(pushes in prop::collection::vec(any::<bool>(), 0..50)) {
+        fn the_buffer_that_was_pushed_last_is_never_computed_in(pushes in prop::collection::vec(any::<bool>(), 0..50)) {
             let shared =
                 |index| Buffer::Shared { index, segment: Segment::new(1).expect("a page") };
             let mut gradient = shared(0);
-            let mut finished =
-                Finished { gradient: shared(1), spare: Some(shared(2)), ..Finished::default() };
+            let mut buffers =
+                GradientBuffers { sum: shared(1), spare: Some(shared(2)), pushed: false };
             let mut last = None;
             for push in pushes {
                 prop_assert!(last.is_none() || gradient.segment() != last);
-                finished.take(&mut gradient);
+                buffers.take(&mut gradient);
                 prop_assert!(last.is_none() || gradient.segment() != last);
                 if push {
-                    finished.pushed = true;
-                    last = finished.gradient.segment();
+                    buffers.pushed = true;
+                    last = buffers.sum.segment();
                 }
             }
         }

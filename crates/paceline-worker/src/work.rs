@@ -1,36 +1,37 @@
-//! One round's work: pull, compute in micro-batches, push, and stop when it is of no use.
+//! One task: pull, compute in micro-batches, push, and stop when the round is cut.
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use paceline_core::{Costs, EpochOrder, OrderSpec, Version};
+use paceline_core::{Costs, EpochOrder, OrderSpec};
 use paceline_shm::Kept;
 use paceline_wire::{FrameError, message::FromWorker};
 
 use crate::{
     buffer::Buffer,
+    data::Pulled,
     faults::WorkerFaults,
     mailbox::{Mailbox, Task},
-    outbox::{Outbox, Say},
+    outbox::{Outbox, Report},
 };
 
-/// Progress is told no more often than that: it would cost more than it helps.
-const NEWS: Duration = Duration::from_millis(2);
+/// The least time between two progress reports: more would cost more than they help.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(2);
 
 /// What a worker computes.
 pub trait Compute {
-    /// These are the parameters to compute from, from element `at` on; the others stay as they are.
+    /// Loads parameters to compute from, from element `at` on; the others do not change.
     fn load(&mut self, at: usize, params: &[f32]);
 
-    /// All parameters, which stay as they are until `params` is dropped. Who can compute from them where
-    /// they are, in memory shared with the shards, keeps them until it is to let go of them.
+    /// All parameters, which do not change until `params` is dropped. An implementation that can compute
+    /// from them in place, in memory shared with the shards, keeps them until [`Self::let_go`].
     fn keep(&mut self, params: Kept) {
         self.load(0, &params);
     }
 
-    /// Drops what it keeps: others are coming, for which there is no room before.
+    /// Drops the parameters that it keeps: the next version needs their place.
     fn let_go(&mut self) {}
 
     /// Empties `gradient` before a round, or before each of its micro-batches.
@@ -43,8 +44,8 @@ pub trait Compute {
     fn gradient(&mut self, samples: &[u32], gradient: &mut [f32]) -> f64;
 
     /// The same for as long as it is `wanted`; `None` if it was given up, and `gradient` then holds
-    /// nothing of value. Whoever asks often, layer by layer, is free for the next round at once
-    /// when this one is cut.
+    /// no valid values. An implementation that calls `wanted` often, layer by layer, is free for the
+    /// next round as soon as this one is cut.
     fn gradient_while(
         &mut self,
         samples: &[u32],
@@ -54,20 +55,20 @@ pub trait Compute {
         wanted().then(|| self.gradient(samples, gradient))
     }
 
-    /// What every sample costs, in any unit, if they are not alike: its length, for example.
+    /// The cost of every sample, in any unit, if samples differ: its length, for example.
     fn costs(&self) -> Option<Arc<[f32]>> {
         None
     }
 }
 
-/// What a worker did, for its own log.
+/// A worker's counts of rounds, for its own log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tally {
     /// Rounds it took part in to the end.
     pub finished: u64,
-    /// Rounds it was cut short in, and pushed what it had finished.
+    /// Rounds it was cut short in, in which it pushed the micro-batches that it had finished.
     pub salvaged: u64,
-    /// Rounds it was cut short in with nothing to show.
+    /// Rounds it was cut short in with nothing to push.
     pub aborted: u64,
     /// Rounds that closed while it was there.
     pub closed: u64,
@@ -75,64 +76,65 @@ pub struct Tally {
     pub used: u64,
 }
 
-/// Everything one round's work needs.
-pub(crate) struct Bench<'a> {
+/// Runs one task after the other.
+pub(crate) struct TaskRunner<'a> {
     pub(crate) compute: &'a mut dyn Compute,
     pub(crate) outbox: &'a Outbox,
     pub(crate) mailbox: &'a Mailbox,
     pub(crate) faults: Option<Box<dyn WorkerFaults>>,
     pub(crate) orders: OrderSpec,
-    /// Samples of a whole round's work.
+    /// Samples of a whole task.
     pub(crate) batch: u32,
     pub(crate) costs: Option<Costs>,
     pub(crate) micro_batches: u32,
-    /// A newer version than the work was given on will do.
+    /// A newer version than the task's will do.
     pub(crate) any_newer: bool,
     /// One micro-batch's sum, where micro-batches count one by one; else that of all so far.
     pub(crate) gradient: Buffer,
     pub(crate) order: EpochOrder,
 }
 
-/// How a round's work ended.
+/// How a task ended.
 pub(crate) enum Ended {
     Pushed,
-    /// What was finished was pushed at the cut.
+    /// The finished micro-batches were pushed at the cut.
     Salvaged,
-    /// It was of no use any more.
+    /// Nothing was pushed: the round was over before.
     Aborted,
 }
 
-impl Bench<'_> {
-    /// Does one round's work and says to the coordinator what comes of it.
-    pub(crate) fn work(&mut self, task: &Task, say: Say<'_>) -> Result<Ended, FrameError> {
+impl TaskRunner<'_> {
+    /// Runs a task and reports to the coordinator how it ended.
+    pub(crate) fn run(&mut self, task: &Task, report: Report<'_>) -> Result<Ended, FrameError> {
         let base = task.base;
-        if !self.pull(base, &task.behind)? {
-            say(FromWorker::Aborted { base, done: 0 })?;
+        self.outbox.begin(task);
+        let pulled = self.pull(task)?;
+        if !pulled || !self.outbox.start_computing() {
+            self.outbox.abort(base, report)?;
             return Ok(Ended::Aborted);
         }
-        self.outbox.begin(task);
-        self.compute(task, say)?;
-        Ok(match self.outbox.send(self.mailbox, base, say)? {
+        self.compute(task, report)?;
+        Ok(match self.outbox.send(self.mailbox, base, report)? {
             Some(true) => Ended::Pushed,
             Some(false) => Ended::Aborted,
             None => Ended::Salvaged,
         })
     }
 
-    /// Fetches the parameters; false if that version is gone. A newer one does where rounds do not wait
-    /// for each other, if all shards give the same.
-    fn pull(&mut self, base: Version, behind: &[u32]) -> Result<bool, FrameError> {
+    /// Fetches the parameters; false if that version is gone or the round was cut. A newer version does
+    /// where rounds do not wait for each other, if all shards give the same.
+    fn pull(&mut self, task: &Task) -> Result<bool, FrameError> {
         loop {
-            match self.outbox.lock().data.pull(base, behind, self.compute)? {
-                Some(found) if found == base || self.any_newer => return Ok(true),
-                None if self.any_newer => {}
-                _ => return Ok(false),
+            match self.outbox.pull(self.mailbox, task, self.compute)? {
+                Pulled::Loaded(found) => return Ok(found == task.base || self.any_newer),
+                Pulled::Mixed if self.any_newer => {}
+                Pulled::Mixed | Pulled::Cancelled => return Ok(false),
             }
         }
     }
 
     /// Computes micro-batch after micro-batch until all are done or the round is over.
-    fn compute(&mut self, task: &Task, say: Say<'_>) -> Result<(), FrameError> {
+    fn compute(&mut self, task: &Task, report: Report<'_>) -> Result<(), FrameError> {
         let Task { base, portion, .. } = task;
         if let Some(epoch) = portion.epoch().filter(|&epoch| epoch != self.order.epoch()) {
             self.order = self.orders.epoch(epoch);
@@ -141,7 +143,7 @@ impl Bench<'_> {
             let all = self.orders.samples;
             FrameError::Unexpected(format!("work on {portion} of {all} samples"))
         })?;
-        let mut said = Instant::now();
+        let mut reported = Instant::now();
         for part in 0..self.micro_batches {
             let micro = micro_batch(&samples, part, self.micro_batches);
             if part == 0 || self.outbox.salvages() {
@@ -162,9 +164,9 @@ impl Bench<'_> {
                 Some(loss) if self.outbox.add(loss, &mut self.gradient) => {}
                 _ => return Ok(()),
             }
-            if part + 1 < self.micro_batches && said.elapsed() >= NEWS {
-                said = Instant::now();
-                say(FromWorker::Progress { base: *base, done: part + 1 })?;
+            if part + 1 < self.micro_batches && reported.elapsed() >= PROGRESS_INTERVAL {
+                reported = Instant::now();
+                report(FromWorker::Progress { base: *base, done: part + 1 })?;
             }
         }
         Ok(())

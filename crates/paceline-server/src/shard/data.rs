@@ -1,7 +1,12 @@
 //! A worker's data connection: gradients in, parameters out.
 
 use std::{
-    sync::{Arc, mpsc},
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     time::Duration,
 };
 
@@ -16,7 +21,7 @@ use paceline_wire::{
 use thiserror::Error;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit},
     time::timeout,
 };
 
@@ -28,7 +33,7 @@ use super::{
     store::Published,
 };
 
-/// An answer to a pull that takes longer no longer counts among those that are given at a time.
+/// A worker that takes longer to receive an answer is slow by itself: its permit goes to another.
 const OVERDUE: Duration = Duration::from_millis(100);
 
 /// What a worker can get wrong on a data connection. It costs that connection.
@@ -147,24 +152,27 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
 
     async fn exchange(&mut self) -> Result<(), DataError> {
         let mut partial = None;
+        let mut lookahead = None;
         loop {
-            match self.reader.header().await {
+            let frame = match lookahead.take() {
+                Some(frame) => frame,
+                None => read_frame(&mut self.reader).await,
+            };
+            match frame {
                 Err(FrameError::Closed) if partial.is_none() => return Ok(()),
                 Err(error) => return Err(error.into()),
-                Ok(Header::Block(wire, values)) => {
+                Ok(Frame::Block(wire, values)) => {
                     partial = self.block(partial, wire, values).await?;
                 }
-                Ok(Header::Control(len)) => {
-                    let message = self.reader.control(len).await?;
-                    let bytes = Header::Control(len).frame_len();
-                    // A question counts with its answer: it may be asked before the version is there, in
-                    // the round before.
+                Ok(Frame::Message(message, bytes)) => {
+                    // A pull counts with its answer: it may be sent before the version exists, in the
+                    // round before.
                     if !matches!(message, ToData::Pull { .. }) {
                         self.store.traffic.received(bytes);
                     }
                     match message {
                         ToData::Pull { version, shared } => {
-                            self.pull(version, shared, bytes).await?;
+                            lookahead = Some(self.pull(version, shared, bytes).await?);
                         }
                         ToData::Abandon { .. } => partial = None,
                         ToData::Memory => self.share()?,
@@ -174,6 +182,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
                             }
                             self.push(base, segment).await?;
                         }
+                        ToData::Cancel => self.confirm_cancel().await?,
                     }
                 }
             }
@@ -248,55 +257,159 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         Ok(Place { _turn: permit(&self.turn).await?, _room: permit(&self.store.room).await? })
     }
 
-    /// Answers a question of so many `bytes`, once it can be.
+    async fn confirm_cancel(&mut self) -> Result<(), DataError> {
+        let reply = encode_control(&FromData::Cancelled)?;
+        self.store.traffic.sent(reply.len());
+        Ok(self.writer.raw(&reply).await?)
+    }
+
+    /// Answers a pull request of so many `bytes` unless the worker cancels it, and returns the frame that
+    /// follows the request.
     async fn pull(
         &mut self,
         version: Version,
         shared: bool,
         bytes: usize,
-    ) -> Result<(), DataError> {
-        let mut published = self.store.published.subscribe();
-        let ready = published
-            .wait_for(|published| published.version >= version && published.blocks.is_some())
-            .await
-            .map_err(|_| DataError::Stopped)?
-            .clone();
+    ) -> Result<Result<Frame, FrameError>, DataError> {
+        let reading = pin!(read_frame(&mut self.reader));
+        let mut lookahead = Lookahead { reading, frame: None };
+        let shared = shared && self.shared.is_some();
+        let ready = tokio::select! {
+            biased;
+            ready = ready(&self.store, version, shared) => Some(ready?),
+            () = lookahead.cancelled() => None,
+        };
         self.store.traffic.received(bytes);
-        if let Some(segment) = ready.segment.filter(|_| shared && self.shared.is_some()) {
-            let frame = encode_control(&FromData::Published { version: ready.version, segment })?;
-            self.store.traffic.sent(frame.len());
-            self.store.traffic.fresh(ready.blocks.map_or(0, |blocks| blocks.len()));
-            self.store.traffic.shared(self.store.bytes());
-            return self.writer.raw(&frame).await.map_err(DataError::from);
+        if let Some(ready) = ready {
+            let mut answer = Answer { store: &self.store, writer: &mut self.writer };
+            let stop = AtomicBool::new(false);
+            let mut sending = pin!(answer.send(ready, shared, &stop));
+            tokio::select! {
+                biased;
+                sent = &mut sending => sent?,
+                () = lookahead.cancelled() => {
+                    stop.store(true, Ordering::Relaxed);
+                    sending.await?;
+                }
+            }
         }
-        self.answer(ready).await
+        Ok(lookahead.into_frame().await)
+    }
+}
+
+/// What a worker sends next: a block of so many values, whose head and values are still to be read, or a
+/// message with the bytes of its frame.
+enum Frame {
+    Block(WireType, usize),
+    Message(ToData, usize),
+}
+
+async fn read_frame<R: AsyncRead + Unpin>(
+    reader: &mut FrameReader<R>,
+) -> Result<Frame, FrameError> {
+    match reader.header().await? {
+        Header::Block(wire, values) => Ok(Frame::Block(wire, values)),
+        Header::Control(len) => {
+            let message = reader.control(len).await?;
+            Ok(Frame::Message(message, Header::Control(len).frame_len()))
+        }
+    }
+}
+
+/// The frame after a pull request, read while the request is answered.
+struct Lookahead<'a, F> {
+    reading: Pin<&'a mut F>,
+    frame: Option<Result<Frame, FrameError>>,
+}
+
+impl<F: Future<Output = Result<Frame, FrameError>>> Lookahead<'_, F> {
+    /// Completes once the worker cancels its request; never if it sends something else.
+    async fn cancelled(&mut self) {
+        if self.frame.is_none() {
+            self.frame = Some(self.reading.as_mut().await);
+        }
+        if !matches!(self.frame, Some(Ok(Frame::Message(ToData::Cancel, _)))) {
+            std::future::pending::<()>().await;
+        }
     }
 
-    /// Sends a version's blocks, with a few others at a time: all at once they would share the link and
-    /// the cores of this host, and nobody would begin before the last. Who takes long is slow by
-    /// itself, and holds nobody up.
-    async fn answer(&mut self, ready: Published) -> Result<(), DataError> {
-        let store = Arc::clone(&self.store);
-        let turn = store.answers.acquire().await.map_err(|_| DataError::Stopped)?;
-        let sending = self.send(ready);
-        tokio::pin!(sending);
+    async fn into_frame(self) -> Result<Frame, FrameError> {
+        match self.frame {
+            Some(frame) => frame,
+            None => self.reading.await,
+        }
+    }
+}
+
+/// A version that can be sent, and the permit to send its blocks.
+struct Ready<'a> {
+    published: Published,
+    permit: Option<SemaphorePermit<'a>>,
+}
+
+/// Waits for the version and for a permit to send it. Only a few workers are sent blocks at a time: all at
+/// once they would share the link and the cores of this host, and no worker would begin before the last.
+async fn ready(store: &Store, version: Version, shared: bool) -> Result<Ready<'_>, DataError> {
+    let mut published = store.published.subscribe();
+    let published = published
+        .wait_for(|published| published.version >= version && published.blocks.is_some())
+        .await
+        .map_err(|_| DataError::Stopped)?
+        .clone();
+    let permit = match published.segment {
+        Some(_) if shared => None,
+        _ => Some(store.answers.acquire().await.map_err(|_| DataError::Stopped)?),
+    };
+    Ok(Ready { published, permit })
+}
+
+/// Sends the answer to one pull request.
+struct Answer<'a, W> {
+    store: &'a Store,
+    writer: &'a mut FrameWriter<W>,
+}
+
+impl<W: AsyncWrite + Unpin> Answer<'_, W> {
+    async fn send(
+        &mut self,
+        Ready { published, permit }: Ready<'_>,
+        shared: bool,
+        stop: &AtomicBool,
+    ) -> Result<(), DataError> {
+        if let Some(segment) = published.segment.filter(|_| shared) {
+            let version = published.version;
+            let frame = encode_control(&FromData::Published { version, segment })?;
+            self.store.traffic.sent(frame.len());
+            self.store.traffic.fresh(published.blocks.map_or(0, |blocks| blocks.len()));
+            self.store.traffic.shared(self.store.bytes());
+            return Ok(self.writer.raw(&frame).await?);
+        }
+        let mut sending = pin!(self.send_blocks(published, stop));
         match timeout(OVERDUE, &mut sending).await {
             Ok(sent) => sent,
             Err(_) => {
-                drop(turn);
+                drop(permit);
                 sending.await
             }
         }
     }
 
-    async fn send(&mut self, ready: Published) -> Result<(), DataError> {
+    /// Sends a version's blocks until `stop` is set.
+    async fn send_blocks(
+        &mut self,
+        published: Published,
+        stop: &AtomicBool,
+    ) -> Result<(), DataError> {
         let first = self.store.layout.shard_blocks(self.store.index).start;
-        for (block, values) in (first..).zip(ready.blocks.iter().flat_map(|b| b.iter())) {
+        for (block, values) in (first..).zip(published.blocks.iter().flat_map(|b| b.iter())) {
             let values = values.values();
-            let head = BlockHead { version: ready.version.0, block };
-            // Before the worker has it, or its round might be over without these bytes.
+            let head = BlockHead { version: published.version.0, block };
             let bytes = values.header().frame_len();
             self.store.carry(bytes).await;
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            // Before the worker has it, or its round might be over without these bytes.
             self.store.traffic.sent(bytes);
             self.store.traffic.fresh(1);
             self.writer.block(head, values).await?;
