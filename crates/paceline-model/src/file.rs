@@ -1,10 +1,11 @@
-//! Models as files: safetensors with a manifest in the header.
+//! Models as files: safetensors with a manifest in the header, sealed by a checksum of the whole file.
 
 use std::{
     collections::BTreeMap,
     sync::{Arc, LazyLock},
 };
 
+use paceline_params::checkpoint::Crc32;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::TensorView};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -15,6 +16,9 @@ use crate::{Seen, Weights, fit::WINDOW};
 const KEY: &str = "paceline.model";
 /// Raised when the networks, or what they are told, change.
 const ARCHITECTURE: u32 = 1;
+/// The largest magnitude of a weight. Those of the built-in prior stay below 4; with far larger ones
+/// than this, sums inside the networks overflow.
+const LARGEST: f32 = 1e3;
 
 /// A model: weights, and where they come from.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,9 +71,26 @@ pub enum ModelError {
     /// The manifest cannot be read.
     #[error("its manifest cannot be read: {0}")]
     BadManifest(#[from] serde_json::Error),
+    /// A byte of it is not what `paceline model fit` wrote.
+    #[error("it is damaged: its checksum is {found}, not {expected}")]
+    Damaged {
+        /// The checksum that the file states.
+        expected: Crc32,
+        /// The checksum of its bytes.
+        found: Crc32,
+    },
     /// It is of other networks than these.
     #[error("it does not fit this version of paceline: {}; fit it again", .0.join("; "))]
     Mismatch(Vec<String>),
+}
+
+/// The manifest as the header has it. The seal is the CRC-32 of the whole file, computed with a seal
+/// of zero.
+#[derive(Serialize)]
+struct SealedManifest<'a> {
+    seal: Crc32,
+    #[serde(flatten)]
+    manifest: &'a Manifest,
 }
 
 impl Manifest {
@@ -101,9 +122,13 @@ impl Model {
         for (tensor, bytes) in self.weights.tensors.iter().zip(&bytes) {
             views.insert(tensor.name, TensorView::new(Dtype::F32, tensor.shape.to_vec(), bytes)?);
         }
-        let manifest = serde_json::to_string(&self.manifest)?;
+        let unsealed = SealedManifest { seal: Crc32::default(), manifest: &self.manifest };
+        let manifest = serde_json::to_string(&unsealed)?;
         let header = [(KEY.to_owned(), manifest)].into_iter().collect();
-        Ok(safetensors::serialize(views, Some(header))?)
+        let mut bytes = safetensors::serialize(views, Some(header))?;
+        let seal = Crc32::of(&bytes);
+        replace_seal(&mut bytes, Crc32::default(), seal);
+        Ok(bytes)
     }
 
     /// From a file's content.
@@ -112,6 +137,7 @@ impl Model {
         let manifest = header.metadata().as_ref().and_then(|header| header.get(KEY));
         let manifest: serde_json::Value =
             serde_json::from_str(manifest.ok_or(ModelError::NoManifest)?)?;
+        check_seal(bytes, &manifest)?;
         let mut differ = Vec::new();
         for (what, ours) in [("architecture", ARCHITECTURE as usize), ("window", WINDOW)] {
             let theirs = manifest.get(what).and_then(serde_json::Value::as_u64);
@@ -143,14 +169,40 @@ impl Model {
             for (value, bytes) in tensor.values.iter_mut().zip(view.data().chunks_exact(4)) {
                 *value = f32::from_le_bytes(bytes.try_into().expect("four bytes"));
             }
-            if tensor.values.iter().any(|value| !value.is_finite()) {
-                differ.push(format!("tensor {} is not finite", tensor.name));
+            // NaN is in no range.
+            let allowed = -LARGEST..=LARGEST;
+            if let Some(value) = tensor.values.iter().find(|value| !allowed.contains(value)) {
+                differ.push(format!("tensor {} has {value:?}, beyond ±{LARGEST}", tensor.name));
             }
         }
         match differ.is_empty() {
             true => Ok(Model { weights, manifest }),
             false => Err(ModelError::Mismatch(differ)),
         }
+    }
+}
+
+/// Checks the file's bytes against the seal in its manifest.
+fn check_seal(bytes: &[u8], manifest: &serde_json::Value) -> Result<(), ModelError> {
+    let Some(seal) = manifest.get("seal") else {
+        return Err(ModelError::Mismatch(vec!["its checksum is missing".to_owned()]));
+    };
+    let expected: Crc32 = serde_json::from_value(seal.clone())?;
+    let mut unsealed = bytes.to_vec();
+    replace_seal(&mut unsealed, expected, Crc32::default());
+    let found = Crc32::of(&unsealed);
+    match found == expected {
+        true => Ok(()),
+        false => Err(ModelError::Damaged { expected, found }),
+    }
+}
+
+/// Puts another seal in the place of `old` in a file. The manifest is a JSON string in a JSON header,
+/// so its quotes are escaped; the seal is its first field.
+fn replace_seal(bytes: &mut [u8], old: Crc32, new: Crc32) {
+    let [old, new] = [old, new].map(|seal| format!(r#"\"seal\":\"{seal}\""#).into_bytes());
+    if let Some(at) = bytes.windows(old.len()).position(|window| window == old) {
+        bytes[at..at + new.len()].copy_from_slice(&new);
     }
 }
 
@@ -219,7 +271,30 @@ mod tests {
         );
         let mut other = model();
         other.weights.tensors[1].values[0] = f32::NAN;
-        refused(&other.to_bytes().expect("bytes"), "worker.gates.bias is not finite");
+        refused(&other.to_bytes().expect("bytes"), "worker.gates.bias has NaN");
+        other.weights.tensors[1].values[0] = -1e30;
+        refused(&other.to_bytes().expect("bytes"), "worker.gates.bias has -1e30, beyond ±1000");
+    }
+
+    #[test]
+    fn a_file_without_a_checksum_is_refused() {
+        let manifest = serde_json::to_string(&model().manifest).expect("a manifest");
+        let header = [(KEY.to_owned(), manifest)].into_iter().collect();
+        let bytes = safetensors::serialize(Vec::<(&str, TensorView<'_>)>::new(), Some(header));
+        refused(&bytes.expect("a file"), "its checksum is missing; fit it again");
+    }
+
+    #[test]
+    fn no_flipped_bit_goes_unnoticed() {
+        let bytes = model().to_bytes().expect("bytes");
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1 << (at % 8);
+            assert!(Model::from_bytes(&damaged).is_err(), "byte {at}");
+        }
+        let mut damaged = bytes.clone();
+        *damaged.last_mut().expect("a byte") ^= 1;
+        refused(&damaged, "it is damaged: its checksum is ");
     }
 
     #[test]

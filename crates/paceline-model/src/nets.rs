@@ -9,6 +9,10 @@ use crate::{
     weights::{COMMON_MEMORY, MEMORY, Weights},
 };
 
+/// Log scales stay within ± this, so that the square of a scale is a finite `f32` whatever the weights
+/// are. The least spread of a worker, 1e-5, has −11.5.
+const LARGEST_LOG_SCALE: f32 = 20.0;
+
 /// A matrix and a bias.
 #[derive(Debug, Clone, Copy)]
 struct Layer {
@@ -104,6 +108,7 @@ impl Common {
         let sizes = tape.leaf(factors.log_size.len(), PARTS, &sizes);
         let log_scales = tape.columns(out, 7, PARTS);
         let log_scales = tape.add(log_scales, sizes);
+        let log_scales = tape.clamp(log_scales, LARGEST_LOG_SCALE);
         tape.concat(&[logits, stays, returns, jumps, log_scales])
     }
 
@@ -120,7 +125,8 @@ impl Common {
         let gains = tape.column(gains);
         let trust = tape.add(trust, gains);
         let trust = tape.sigmoid(trust);
-        (trust, tape.columns(out, 1, 1), tape.columns(out, 2, 1))
+        let log_spread = tape.columns(out, 2, 1);
+        (trust, tape.columns(out, 1, 1), tape.clamp(log_spread, LARGEST_LOG_SCALE))
     }
 }
 
@@ -212,16 +218,18 @@ impl Nets {
 
         let none = tape.column(&vec![0.0; n]);
         let rare = tape.columns(out, 5, 2);
+        let log_scales = tape.concat(&[core_scale, shoulder_scale, stall_scale]);
         Emission {
             logits: tape.concat(&[none, rare]),
             locations: tape.concat(&[location, shoulder, stall]),
-            log_scales: tape.concat(&[core_scale, shoulder_scale, stall_scale]),
+            log_scales: tape.clamp(log_scales, LARGEST_LOG_SCALE),
         }
     }
 
     /// By how much workers spread more (log) when their group's factor is this.
     pub(crate) fn spread(&self, tape: &mut Tape, factor: Var) -> Var {
         let scaled = tape.scale(factor, 0.25);
-        self.spread.apply(tape, scaled)
+        let wider = self.spread.apply(tape, scaled);
+        tape.clamp(wider, LARGEST_LOG_SCALE)
     }
 }

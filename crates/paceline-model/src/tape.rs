@@ -35,6 +35,8 @@ enum Op {
     Tanh(Var),
     Sigmoid(Var),
     Exp(Var),
+    /// Clamped to ± a limit.
+    Clamp(Var, f32),
     Softmax(Var),
     Concat(Vec<Var>),
     Columns {
@@ -179,6 +181,11 @@ impl Tape {
         self.unary(x, exp, Op::Exp(x))
     }
 
+    /// Clamps to ±`limit`; beyond it the gradient is zero.
+    pub(crate) fn clamp(&mut self, x: Var, limit: f32) -> Var {
+        self.unary(x, |x| x.clamp(-limit, limit), Op::Clamp(x, limit))
+    }
+
     /// Each row's exponentials over their sum.
     pub(crate) fn softmax(&mut self, x: Var) -> Var {
         let (rows, cols) = (self.rows(x), self.cols(x));
@@ -316,6 +323,9 @@ impl Tape {
             Op::Tanh(x) => each(*x, &|i| g[i] * (1.0 - value[i] * value[i])),
             Op::Sigmoid(x) => each(*x, &|i| g[i] * value[i] * (1.0 - value[i])),
             Op::Exp(x) => each(*x, &|i| g[i] * value[i]),
+            Op::Clamp(x, limit) => {
+                each(*x, &|i| if value[i].abs() < *limit { g[i] } else { 0.0 });
+            }
             Op::Softmax(x) => {
                 let rows = g.chunks_exact(node.cols).zip(value.chunks_exact(node.cols));
                 for (row, (g, value)) in grads[x.0].chunks_exact_mut(node.cols).zip(rows) {
@@ -409,6 +419,7 @@ mod tests {
         let product = tape.mul(t, s);
         let difference = tape.sub(product, y);
         let halved = tape.scale(difference, 0.5);
+        let halved = tape.clamp(halved, 0.3);
         let soft = tape.softmax(halved);
         let both = tape.concat(&[soft, halved]);
         let part = tape.columns(both, 1, 3);

@@ -62,12 +62,16 @@ fn what_cannot_be_used_is_named() {
     let place = fitted();
     let whole = fs::read(place.path("m")).unwrap();
     fs::write(place.path("half"), &whole[..whole.len() / 2]).unwrap();
+    let mut damaged = whole.clone();
+    damaged[whole.len() / 2] ^= 1;
+    fs::write(place.path("damaged"), damaged).unwrap();
     place.write("text", "not a model");
     let simulate = "simulate --policy bdsgd --seeds 1 --run-time-model";
     place
         .run(&format!("{simulate} missing"))
         .failed(1, &["failed to read the run-time model missing"]);
     place.run(&format!("{simulate} half")).failed(1, &["half", "safetensors"]);
+    place.run(&format!("{simulate} damaged")).failed(1, &["damaged", "its checksum is"]);
     place.run(&format!("{simulate} text")).failed(1, &["text", "safetensors"]);
     place.run("train --rounds 1 --run-time-model missing").failed(1, &["missing"]);
     place

@@ -1,5 +1,7 @@
 //! Synthetic clusters as a model sees them.
 
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
 use paceline_model::Seen;
 use paceline_trace::{Trace, generate};
 
