@@ -101,6 +101,7 @@ fn studying_at_random_moments_of_a_round_changes_no_decision() {
                 let random = rounds(policy, objective, Studies::AtRandom(rng));
                 let differs = told.iter().zip(&random).position(|(told, random)| told != random);
                 assert_eq!(differs, None, "{policy} {objective}, seed {seed}: first such round");
+                assert_eq!(told.len(), random.len(), "{policy} {objective}, seed {seed}");
             }
         }
     }

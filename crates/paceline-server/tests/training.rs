@@ -56,6 +56,7 @@ fn the_rate_follows_the_schedule_and_the_weight_and_so_do_the_parameters() {
     let rates: Vec<f32> = (0..40).map(|round| 0.1 * schedule.at(round) * 2.0).collect();
     assert!(rates[0] < rates[1] && rates[30] < rates[10], "{rates:?}");
     let updates = updates(config);
+    assert_eq!(updates.len(), rates.len());
     let mut expected = norm;
     for (round, ((rate, norm), due)) in updates.iter().zip(&rates).enumerate() {
         assert!((rate - due).abs() < 1e-6, "round {round}: {rate} where {due} was due");

@@ -74,6 +74,7 @@ fn operations_and_run_times_of_the_same_job_agree() {
     else {
         return;
     };
+    assert_eq!(operations.workers().len(), run_times.workers().len());
     for round in 0..43 {
         for (a, b) in operations.row(round).zip(run_times.row(round)) {
             let (a, b) = (a.bound().expect("there"), b.bound().expect("there"));

@@ -54,7 +54,7 @@ fn check_log(place: &Place) {
 #[test]
 fn a_run_that_nobody_reads_ends_at_its_time_limit_with_a_whole_log() {
     let place = Place::new();
-    let (mut run, _reader) = start(&place, &format!("{ARGS} --time-limit 3s"));
+    let (mut run, _reader) = start(&place, &format!("{ARGS} --time-limit 6s"));
     assert_eq!(ends(&mut run), Some(0));
     check_log(&place);
 }
