@@ -6,12 +6,12 @@ use clap::Args;
 use paceline_core::Straggler;
 use paceline_nn::{CostSpec, DataSource, ModelSpec};
 
-use super::{contender::Contender, scenario::Scenario, target::Target};
+use super::{contender::Contender, scenario::ScenarioSpec, target::Target};
 
 #[derive(Debug, Args)]
 pub(crate) struct CompareArgs {
-    /// Policies, with commas between; after slashes, how they are used (auto/samples,
-    /// static:0.9/abort, filter/fold); best-static finds its share by a sweep
+    /// Policies, separated by commas; options follow slashes (auto/samples, static:0.9/abort,
+    /// filter/fold); best-static finds its share by a sweep
     #[arg(
         long,
         value_name = "POLICY",
@@ -19,75 +19,75 @@ pub(crate) struct CompareArgs {
         default_value = "full,static:0.9,auto"
     )]
     pub(super) policies: Vec<Contender>,
-    /// Conditions, given once for each: none, slowness as for `train --stragglers` (slow:0:3,
-    /// stalls:3, node:0-3:2), trace:FILE or synthetic:SPEC [default: none, and stalls:3]
+    /// Scenario; repeat the flag for several: none, slowness as for `train --stragglers`
+    /// (slow:0:3, stalls:3, node:0-3:2), trace:FILE or synthetic:SPEC [default: none and stalls:3]
     #[arg(long, value_name = "SCENARIO")]
-    pub(super) scenario: Vec<Scenario>,
-    /// Seeds of parameters, sample order and run-times
+    pub(super) scenario: Vec<ScenarioSpec>,
+    /// Number of seeds; a seed determines initial parameters, sample order and run-times
     #[arg(long, value_name = "K", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(super) seeds: u64,
-    /// Workers
+    /// Number of workers
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(super) workers: u32,
     /// Samples per worker and round
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) batch: u32,
-    /// Parts of a worker's round
+    /// Micro-batches per worker and round
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) micro_batches: u32,
     /// Model: softmax, mlp, cnn, …
     #[arg(long, default_value = "cnn")]
     pub(super) model: ModelSpec,
-    /// `embedded`, or a folder with the data's files
+    /// Data set: `embedded`, or a folder with its files
     #[arg(long, value_name = "DIR", default_value = "embedded")]
     pub(super) data: DataSource,
-    /// What training samples cost next to each other: a file with a number a line, or
-    /// lognormal:SIGMA; batches are balanced by it (but of policies with /unbalanced)
+    /// Relative costs of the training samples: a file with one number per line, or
+    /// lognormal:SIGMA; balances batches by cost, except for policies with /unbalanced
     #[arg(long, value_name = "FILE")]
     pub(super) costs: Option<CostSpec>,
-    /// Every worker has its own part of the data, class after class, so that few have the same
-    /// classes; on the virtual clock
+    /// Give every worker its own part of the data, ordered by class, so that few workers share
+    /// classes; virtual clock only
     #[arg(long)]
     pub(super) homes: bool,
-    /// The test accuracy to reach, 0 to 1
+    /// Test accuracy to reach, 0 to 1
     #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
     pub(super) target_accuracy: f64,
-    /// The test loss to reach, instead of an accuracy
+    /// Test loss to reach, instead of an accuracy
     #[arg(long, value_name = "LOSS", conflicts_with = "target_accuracy")]
     pub(super) target_loss: Option<f64>,
-    /// Whoever has not reached it by then has not
+    /// Epochs after which a run ends without the target
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) epochs: u32,
-    /// Train for all epochs, so that final accuracies can be compared; else a run ends at the target
+    /// Train for all epochs, to compare final accuracies, instead of ending at the target
     #[arg(long)]
     pub(super) to_the_end: bool,
-    /// Learning rate of a round to which all contribute; or, with commas between, those that are tried
-    /// for every policy and scenario, of which the first also serves a sweep
+    /// Learning rate of a round with all contributions; or several, separated by commas, to try
+    /// for every policy and scenario (a sweep uses the first)
     #[arg(long, value_name = "LR", value_delimiter = ',', default_value = "0.02")]
     pub(super) lr: Vec<f32>,
-    /// How many are tried, on seeds of their own, where one is given: lr times 1, 2, ½, ¼, …
+    /// Number of learning rates to try, on separate seeds, if --lr gives one: lr times 1, 2, ½, ¼, …
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=7))]
     pub(super) tune: u32,
-    /// Seeds that each of them is tried on: with one, a rate may be chosen because it was lucky
+    /// Seeds per learning rate tried; with one seed, the choice may be down to luck
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(super) tune_seeds: u32,
-    /// Evaluations on the test set in an epoch
+    /// Evaluations on the test set per epoch
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) evaluations: u32,
-    /// Seconds between a close and the next round, where an undisturbed worker takes one
+    /// Seconds between a round's close and the next round; an undisturbed worker takes one second
     #[arg(long, value_name = "SECONDS", default_value_t = 0.01)]
     pub(super) overhead: f64,
-    /// Study backup workers: of N + b machines the first N, N + 1, … or all count; says which
-    /// numbers it would take and why
+    /// Study backup workers: wait for the first N, N + 1, … or all of N + b machines; recommends
+    /// N and b, with the reason
     #[arg(long, value_name = "N,b", value_parser = sweep, conflicts_with_all = ["policies", "workers"])]
     pub(super) sweep: Option<(u32, u32)>,
-    /// Live: real processes on this machine, workers padded to this long a round
+    /// Run real processes on this machine, workers padded to this time per round
     #[arg(long, value_name = "TIME")]
     pub(super) live: Option<crate::span::Span>,
-    /// Folder for results; what is in it already is not run again
+    /// Folder for results; runs whose results are in it are not repeated
     #[arg(long, value_name = "DIR", default_value = "compare")]
     pub(super) out: PathBuf,
-    /// Print one JSON object a policy and scenario, and of a sweep one a choice
+    /// Print one JSON object per policy and scenario, and one per recommendation of a sweep
     #[arg(long)]
     pub(super) json: bool,
 }
@@ -97,8 +97,8 @@ impl CompareArgs {
         self.target_loss.map_or(Target::Accuracy(self.target_accuracy), Target::Loss)
     }
 
-    /// Learning rates that are tried. Upwards of one that is given only once: what is too high is found out
-    /// soon, and may learn with some seeds and not with others.
+    /// Learning rates to try. A single `--lr` is doubled only once: higher rates diverge early, and
+    /// may do so with some seeds only.
     pub(super) fn rates(&self) -> Vec<f32> {
         match self.lr[..] {
             [one] => (0..self.tune as i32)
@@ -108,7 +108,7 @@ impl CompareArgs {
         }
     }
 
-    /// What does not go together.
+    /// Refuses flags that do not go together.
     pub(super) fn check(&self) -> Result<(), String> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
         let rules = [
@@ -119,8 +119,8 @@ impl CompareArgs {
             (self.micro_batches <= self.batch, "--micro-batches are at most --batch"),
             (
                 self.micro_batches > 1
-                    || self.policies.iter().all(|of| of.straggler != Some(Straggler::Salvage)),
-                "salvage needs at least two --micro-batches: of one there is no part",
+                    || self.policies.iter().all(|it| it.straggler != Some(Straggler::Salvage)),
+                "salvage needs at least two --micro-batches",
             ),
             (
                 !(self.homes && self.live.is_some()),
@@ -132,9 +132,9 @@ impl CompareArgs {
         }
         self.policies.iter().enumerate().try_for_each(|(i, contender)| {
             let why = match () {
-                () if self.policies[..i].contains(contender) => "it is there twice",
+                () if self.policies[..i].contains(contender) => "given twice",
                 () if (contender.reweigh || contender.impatient) && !self.homes => {
-                    "reweigh and impatient are for data that lives on workers (--homes)"
+                    "reweigh and impatient need data that lives on workers (--homes)"
                 }
                 () if contender.unbalanced && self.costs.is_none() => "unbalanced needs --costs",
                 () => return Ok(()),
@@ -145,7 +145,7 @@ impl CompareArgs {
 }
 
 fn sweep(text: &str) -> Result<(u32, u32), String> {
-    let wrong = || "write N,b: workers that count and most backups (8,4)".to_owned();
+    let wrong = || "expected N,b: workers to wait for and most backups (8,4)".to_owned();
     let (workers, backups) = text.split_once(',').ok_or_else(wrong)?;
     match (workers.trim().parse(), backups.trim().parse()) {
         (Ok(workers), Ok(backups))

@@ -1,4 +1,4 @@
-//! Who is compared: a policy, and how it is used.
+//! The contenders of a comparison: policies with their options.
 
 use std::{fmt, str::FromStr};
 
@@ -8,30 +8,30 @@ use paceline_policy::{Cutoff, Objective, PolicySpec};
 
 use crate::config::usual_scaling;
 
-/// A policy with its manner: `auto`, `auto/samples`, `static:6/abort`, `stale:16`.
+/// A policy with its options: `auto`, `auto/samples`, `static:6/abort`, `stale:16`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Contender {
     pub(super) policy: PolicySpec,
-    /// The count or share is to be found by trying.
+    /// A sweep finds the best fixed count.
     pub(super) sweep: bool,
     pub(super) straggler: Option<Straggler>,
     pub(super) late: Late,
     pub(super) rebalance: bool,
-    /// Batches as they come, whatever their samples cost.
+    /// Batches are not balanced by cost.
     pub(super) unbalanced: bool,
-    /// What is given back is never waited for.
+    /// Rounds never wait for returned samples.
     pub(super) impatient: bool,
-    /// Data that is heard less counts for more.
+    /// Homes whose contributions count rarely get a larger weight.
     pub(super) reweigh: bool,
     pub(super) objective: Objective,
     pub(super) scaling: LrScaling,
 }
 
-/// Shares that a sweep for the best fixed count tries after all: of 8 workers, every count.
+/// Shares that a sweep for the best fixed count tries after `full`; with 8 workers, every count.
 const SHARES: [f64; 11] = [0.95, 0.9, 0.8, 0.7, 0.625, 0.5, 0.375, 0.25, 0.1, 0.05, 0.02];
 
 impl Contender {
-    fn of(policy: PolicySpec) -> Contender {
+    fn from_policy(policy: PolicySpec) -> Contender {
         Contender {
             policy,
             sweep: false,
@@ -46,13 +46,13 @@ impl Contender {
         }
     }
 
-    /// The objective, unless another is given.
+    /// The objective unless the contender names another.
     fn usual_objective(&self) -> Objective {
         // Weights hide the noise scale.
         if self.reweigh { Objective::Samples } else { self.policy.objective() }
     }
 
-    /// What stragglers do, with so many micro-batches.
+    /// The straggler behaviour for a number of micro-batches.
     pub(super) fn straggler(&self, micro_batches: u32) -> Straggler {
         self.straggler.unwrap_or(match micro_batches > 1 {
             true => Straggler::Salvage,
@@ -60,7 +60,7 @@ impl Contender {
         })
     }
 
-    /// The contenders among which a sweep chooses, for so many workers; itself, if it is none.
+    /// The contenders among which a sweep chooses; the contender itself if it is no sweep.
     pub(super) fn candidates(&self, workers: u32) -> Vec<Contender> {
         let this = Contender { sweep: false, ..*self };
         if !self.sweep {
@@ -80,14 +80,14 @@ impl FromStr for Contender {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut words = text.trim().split('/');
         let mut contender = match words.next().unwrap_or_default() {
-            "best-static" => Contender { sweep: true, ..Contender::of(PolicySpec::Full) },
-            policy => Contender::of(policy.parse().map_err(|error| format!("{error}"))?),
+            "best-static" => Contender { sweep: true, ..Contender::from_policy(PolicySpec::Full) },
+            policy => Contender::from_policy(policy.parse().map_err(|error| format!("{error}"))?),
         };
         let (mut objective, mut scaling) = (None, None);
         for word in words {
             match word {
                 "samples" | "progress" if objective.is_some() => {
-                    return Err(format!("`{text}`: one objective is enough"));
+                    return Err(format!("`{text}`: two objectives"));
                 }
                 "samples" => objective = Some(Objective::Samples),
                 "progress" => objective = Some(Objective::Progress),
@@ -104,10 +104,9 @@ impl FromStr for Contender {
                     let scales = word.parse().map(|s| scaling = Some(s));
                     if straggler.is_err() && scales.is_err() {
                         return Err(format!(
-                            "`{word}` in `{text}`: after a policy come, each after a slash, \
-                             samples, progress, rebalance, unbalanced, impatient, reweigh, \
-                             abort, finish, salvage, fold, or a learning-rate scaling (linear, sqrt, \
-                             adascale, none)"
+                            "`{word}` in `{text}`: a policy's options are samples, progress, \
+                             rebalance, unbalanced, impatient, reweigh, abort, finish, salvage, \
+                             fold, or a learning-rate scaling (linear, sqrt, adascale, none)"
                         ));
                     }
                 }
@@ -118,12 +117,12 @@ impl FromStr for Contender {
         let progress = contender.objective == Objective::Progress;
         let finishes = contender.straggler == Some(Straggler::Finish);
         let wrong = match () {
-            () if contender.late == Late::Fold && !finishes => "fold is for stragglers that finish",
+            () if contender.late == Late::Fold && !finishes => "fold needs stragglers that finish",
             () if contender.rebalance && !contender.policy.foresees() => {
-                "rebalance goes with auto or filter"
+                "rebalance needs auto or filter"
             }
             () if progress && !contender.policy.weighs() => {
-                "progress is an objective, and this policy has none"
+                "this policy has no objective, so it cannot use progress"
             }
             () if contender.reweigh && progress => {
                 "reweigh and progress do not go together: weights hide the noise scale"
@@ -169,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn contenders_read_back_as_written_or_say_what_would_do() {
+    fn contenders_read_back_as_written_and_errors_list_the_options() {
         for text in [
             "auto",
             "auto/samples",
@@ -193,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_tries_shares_and_all() {
+    fn a_sweep_tries_full_and_every_share_once() {
         let sweep: Contender = "best-static".parse().unwrap();
         let tried = |workers: u32| {
             let tried = sweep.candidates(workers);

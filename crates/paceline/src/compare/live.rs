@@ -1,4 +1,4 @@
-//! Runs of a comparison as real processes.
+//! Runs a trial as real processes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,36 +15,36 @@ use super::{
     contender::Contender,
     store::fnv1a,
     target::Target,
-    trial::{Outcome, Trial, thinned},
+    trial::{Trial, TrialOutcome, thinned},
 };
 use crate::span::Span;
 
-/// How much is said in the log of a process.
+/// The environment variable for log levels, which live runs inherit.
 const LOG: &str = "PACELINE_LOG";
 
-/// What a run says of itself that is not in its log.
+/// The part of a run's `--json` summary that its log does not have.
 #[derive(Default, Deserialize)]
-struct Summary {
+struct RunSummary {
     cost_bias: Option<f64>,
 }
 
-/// Trains with `paceline train` and reads its log.
+/// Trains with `paceline train` and reads the run's event log.
 pub(super) fn run(
     args: &CompareArgs,
     trial: &Trial,
     contender: &Contender,
     nominal: Span,
     samples: u32,
-) -> Result<Outcome> {
+) -> Result<TrialOutcome> {
     let exe = std::env::current_exe().context("failed to find this program")?;
     let runs = args.out.join("live");
     let name = format!("run-{:016x}", fnv1a(serde_json::to_string(trial)?.as_bytes()));
-    // What an interrupted run left behind.
+    // An interrupted run may have left its folder.
     let _ = fs::remove_dir_all(runs.join(&name));
     let rounds = trial.workers * args.batch * args.evaluations;
     let mut command = Command::new(exe);
     command.args(["train", "--tied", "--json", "--run-dir"]).arg(&runs);
-    // Settings of other runs are none of this one's, and not in what its result is kept under.
+    // Settings from the environment are not part of the key under which the result is stored.
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("PACELINE_") && name != LOG) {
             command.env_remove(name);
@@ -87,21 +87,21 @@ pub(super) fn run(
     let said = String::from_utf8_lossy(&output.stderr);
     let failed =
         || format!("the live run {name} failed: {}", said.lines().last().unwrap_or_default());
-    // What never began has no log.
+    // A run that failed before its first event has no log.
     ensure!(output.status.success() || log.exists(), failed());
     let text = fs::read_to_string(&log).context("failed to read a live run's log")?;
     let events: Result<Vec<Event>, _> = text.lines().map(serde_json::from_str).collect();
     let outcome = outcome(&events.context("failed to read a live run's log")?, args);
-    // Said where costs are known; a run that failed has none.
-    let summary: Summary = serde_json::from_slice(&output.stdout).unwrap_or_default();
-    let outcome = Outcome { cost_bias: summary.cost_bias, ..outcome };
-    // A learning rate that is too high is an outcome; whatever else fails is not.
+    // A failed run prints no summary.
+    let summary: RunSummary = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let outcome = TrialOutcome { cost_bias: summary.cost_bias, ..outcome };
+    // Divergence is an outcome; any other failure is an error.
     ensure!(output.status.success() || outcome.diverged, failed());
     Ok(outcome)
 }
 
-/// What the log of a run says of it; time counts from the first round on.
-fn outcome(events: &[Event], args: &CompareArgs) -> Outcome {
+/// The outcome of a run by its event log; time counts from the first round.
+fn outcome(events: &[Event], args: &CompareArgs) -> TrialOutcome {
     let began = events
         .iter()
         .find(|event| matches!(event.kind, EventKind::RoundStarted { .. }))
@@ -121,7 +121,7 @@ fn outcome(events: &[Event], args: &CompareArgs) -> Outcome {
                 updated.insert(*version, at);
                 seconds = at;
             }
-            // Parameters were as good when they were made as when they had been measured.
+            // An accuracy counts from the update, not from the end of its evaluation.
             EventKind::Evaluated { version, accuracy, loss } => {
                 let at = updated.get(version).copied().unwrap_or(at);
                 accuracies.push((at, *accuracy));
@@ -135,7 +135,7 @@ fn outcome(events: &[Event], args: &CompareArgs) -> Outcome {
         }
     }
     let accepted: f64 = cutoffs.iter().map(|(_, accepted)| accepted).sum();
-    Outcome {
+    TrialOutcome {
         reached: args.target().reached(&accuracies, &losses),
         diverged,
         seconds,
@@ -152,13 +152,11 @@ fn outcome(events: &[Event], args: &CompareArgs) -> Outcome {
     }
 }
 
-/// How long workers had nothing to do: from their contribution, or the close that they missed, to their
-/// next work.
+/// Worker idle time: from a contribution, or from the cut that a worker missed, to its next work.
 #[derive(Debug, Default)]
 struct Idle {
-    /// Who is at work.
     working: BTreeSet<WorkerId>,
-    /// Since when others are not.
+    /// When each idle worker became idle.
     free: BTreeMap<WorkerId, f64>,
     seconds: f64,
 }

@@ -20,9 +20,9 @@ use paceline_policy::{Cutoff, PolicySpec};
 
 pub(crate) use args::CompareArgs;
 use contender::Contender;
-use scenario::Scenario;
-use store::Store;
-use study::Study;
+use scenario::ScenarioSpec;
+use store::ResultStore;
+use study::Comparison;
 
 use crate::{config::Usage, model, progress::Progress, workload::Workload};
 
@@ -34,14 +34,14 @@ Examples:
   paceline compare --policies full,best-static,auto,async,stale:8 --scenario stalls:3 --workers 64 --batch 8
   paceline compare --scenario trace:times.csv.gz --data mnist --target-accuracy 0.98
   paceline compare --sweep 8,4 --scenario stalls:3    how many backup workers
-  paceline compare --live 100ms --scenario slow:1:3   real processes, workers padded to 100 ms a round
+  paceline compare --live 100ms --scenario slow:1:3   real processes, workers padded to 100 ms per round
 
-Training is real; time is virtual (but with --live): a worker that nothing disturbs takes a second for
-its round. Every policy gets the same number of learning rates to choose from. Results are kept in the
---out folder (results.jsonl, page.html); a comparison that was interrupted goes on where it was.
-Exit codes: 0 done, 1 something cannot be read or written, 2 wrong usage.";
+Training is real; time is virtual unless --live is given: an undisturbed worker takes one second per
+round. Every policy chooses among the same number of learning rates. Results are kept in the --out
+folder (results.jsonl, page.html); an interrupted comparison resumes from them.
+Exit codes: 0 done, 1 a file cannot be read or written, 2 wrong usage.";
 
-/// What is compared under where nothing is named.
+/// Scenarios compared by default.
 const SCENARIOS: [&str; 2] = ["none", "stalls:3"];
 
 pub(crate) fn run(mut args: CompareArgs) -> Result<ExitCode> {
@@ -59,9 +59,9 @@ pub(crate) fn run(mut args: CompareArgs) -> Result<ExitCode> {
     let workload = Workload::load(args.model, &args.data, 1)?.costing(args.costs.as_ref(), 1)?;
     let workload = if args.homes { workload.by_label() } else { workload };
     let model = model::load(None)?;
-    let store = Store::open(&args.out, &inputs(&args))?;
+    let store = ResultStore::open(&args.out, &inputs(&args))?;
     let cases =
-        Study::new(&args, &workload, &model, &store, &progress).run(&scenarios, &policies)?;
+        Comparison::new(&args, &workload, &model, &store, &progress).run(&scenarios, &policies)?;
     drop(progress);
     let rows = summary::rows(&cases);
     let notes = notes(&args, &scenarios, &rows);
@@ -80,7 +80,7 @@ pub(crate) fn run(mut args: CompareArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Of so many machines the first N count, with 0 to b backups.
+/// Policies that wait for the first N of N + b machines, with 0 to b backups.
 fn backup_policies(workers: u32, backups: u32) -> Vec<Contender> {
     let contender = |count: u32| {
         let policy = PolicySpec::Static(Cutoff::Count(count));
@@ -90,10 +90,10 @@ fn backup_policies(workers: u32, backups: u32) -> Vec<Contender> {
     (workers..=workers + backups).rev().map(contender).collect()
 }
 
-/// Files that runs depend on.
+/// Input files that results depend on.
 fn inputs(args: &CompareArgs) -> Vec<PathBuf> {
     let traces = args.scenario.iter().filter_map(|scenario| match scenario {
-        Scenario::Trace(path) => Some(path.clone()),
+        ScenarioSpec::Trace(path) => Some(path.clone()),
         _ => None,
     });
     let costs = args.costs.iter().filter_map(|costs| match costs {
@@ -107,15 +107,19 @@ fn inputs(args: &CompareArgs) -> Vec<PathBuf> {
     traces.chain(costs).chain(data).collect()
 }
 
-fn notes(args: &CompareArgs, scenarios: &[Scenario], rows: &[summary::Row]) -> Vec<String> {
+fn notes(
+    args: &CompareArgs,
+    scenarios: &[ScenarioSpec],
+    rows: &[summary::ComparisonRow],
+) -> Vec<String> {
     if args.sweep.is_none() {
         return Vec::new();
     }
-    let of = |scenario: &Scenario| {
+    let choice = |scenario: &ScenarioSpec| {
         let name = scenario.to_string();
-        let rows: Vec<summary::Row> =
+        let rows: Vec<summary::ComparisonRow> =
             rows.iter().filter(|row| row.scenario == name).cloned().collect();
         summary::choice(&rows, args.workers)
     };
-    scenarios.iter().filter_map(of).collect()
+    scenarios.iter().filter_map(choice).collect()
 }

@@ -1,25 +1,32 @@
-//! The page of a comparison.
+//! The HTML page of a comparison.
 
 use paceline_report::{Axis, LineChart, Page, Section, Series, Table};
 
 use super::{
-    study::{Case, Tried},
-    summary::Row,
+    study::{ComparisonCase, SweptCount},
+    summary::ComparisonRow,
     target::Target,
 };
 
-/// The most policies that a chart shows: it has colours for no more.
+/// Most policies per chart, one per colour of the palette.
 const LINES: usize = 8;
 
-pub(super) fn page(cases: &[Case], rows: &[Row], target: Target, notes: &[String]) -> Page {
+pub(super) fn page(
+    cases: &[ComparisonCase],
+    rows: &[ComparisonRow],
+    target: Target,
+    notes: &[String],
+) -> Page {
     let mut page = Page::new("Paceline: time to accuracy, policy by policy");
     let mut scenarios: Vec<&str> = rows.iter().map(|row| row.scenario.as_str()).collect();
     scenarios.dedup();
     for scenario in scenarios {
-        let rows: Vec<&Row> = rows.iter().filter(|row| row.scenario == scenario).collect();
-        let cases: Vec<&Case> = cases.iter().filter(|case| case.scenario == scenario).collect();
+        let rows: Vec<&ComparisonRow> =
+            rows.iter().filter(|row| row.scenario == scenario).collect();
+        let cases: Vec<&ComparisonCase> =
+            cases.iter().filter(|case| case.scenario == scenario).collect();
         let bound = rows[0].bound.map_or(String::new(), |bound| {
-            format!(" A clairvoyant gets {bound:.2}× the samples a second of full sync here.")
+            format!(" A clairvoyant gets {bound:.2}× full sync's samples per second.")
         });
         let shown = match cases.len() > LINES {
             true => format!(" Charts show the first {LINES} policies."),
@@ -32,7 +39,9 @@ pub(super) fn page(cases: &[Case], rows: &[Row], target: Target, notes: &[String
         }
         let section = section
             .chart(&over_time("Test accuracy (seed 1)", "share", &cases, |o| &o.accuracies))
-            .chart(&over_time("Contributions a round (seed 1)", "workers", &cases, |o| &o.cutoffs))
+            .chart(&over_time("Contributions per round (seed 1)", "workers", &cases, |o| {
+                &o.cutoffs
+            }))
             .chart(&against_cutoff(&rows))
             .chart(&over_time("Gradient noise scale (seed 1)", "samples", &cases, |o| &o.noise));
         page = page.section(section);
@@ -40,14 +49,14 @@ pub(super) fn page(cases: &[Case], rows: &[Row], target: Target, notes: &[String
     page
 }
 
-fn table(rows: &[&Row]) -> Table {
+fn table(rows: &[&ComparisonRow]) -> Table {
     let mut table = Table::new([
         "policy",
         "seconds to target",
         "best",
         "worst",
         "seeds at target",
-        "sooner than full",
+        "speed-up over full",
         "of clairvoyant",
         "accuracy at the stop",
         "over full",
@@ -61,7 +70,7 @@ fn table(rows: &[&Row]) -> Table {
         "cost of samples in updates",
     ]);
     for row in rows {
-        let seconds = |figure: fn(&super::summary::Spread) -> f64| {
+        let seconds = |figure: fn(&super::summary::SeedRange) -> f64| {
             row.seconds_to_target.as_ref().map_or("–".to_owned(), |s| format!("{:.1}", figure(s)))
         };
         let name = match row.chosen == row.policy {
@@ -97,8 +106,8 @@ fn table(rows: &[&Row]) -> Table {
 fn over_time(
     title: &str,
     unit: &str,
-    cases: &[&Case],
-    curve: fn(&super::trial::Outcome) -> &Vec<(f64, f64)>,
+    cases: &[&ComparisonCase],
+    curve: fn(&super::trial::TrialOutcome) -> &Vec<(f64, f64)>,
 ) -> LineChart {
     let series = cases.iter().take(LINES).filter_map(|case| {
         let points = curve(case.outcomes.first()?).clone();
@@ -113,11 +122,11 @@ fn over_time(
     }
 }
 
-/// Progress a second (targets reached in a thousand seconds) against the cutoff: a point a policy that
-/// reached it with every seed, and a line through the fixed counts that a sweep tried.
-fn against_cutoff(rows: &[&Row]) -> LineChart {
+/// Progress (targets reached per 1,000 seconds) against the cutoff: one point per policy that reached
+/// the target with every seed, and a line through the fixed counts that a sweep tried.
+fn against_cutoff(rows: &[&ComparisonRow]) -> LineChart {
     let swept = rows.iter().find_map(|row| {
-        let point = |tried: &Tried| Some((tried.accepted, 1e3 / tried.seconds_to_target?));
+        let point = |tried: &SweptCount| Some((tried.accepted, 1e3 / tried.seconds_to_target?));
         let mut points: Vec<(f64, f64)> = row.tried.iter().filter_map(point).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         (!points.is_empty()).then(|| Series::line(format!("tried for {}", row.policy), points))
@@ -130,9 +139,9 @@ fn against_cutoff(rows: &[&Row]) -> LineChart {
         Some(Series::line(row.policy.clone(), vec![point, point]))
     });
     LineChart {
-        title: "Progress against cutoff, a point a policy".to_owned(),
-        x: Axis::linear("contributions a round"),
-        y: Axis::linear("targets in 1,000 s"),
+        title: "Progress against cutoff, one point per policy".to_owned(),
+        x: Axis::linear("contributions per round"),
+        y: Axis::linear("targets per 1,000 s"),
         series: swept.into_iter().chain(series).collect(),
         ..LineChart::default()
     }

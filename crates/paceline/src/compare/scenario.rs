@@ -1,4 +1,4 @@
-//! Under what conditions policies are compared.
+//! The scenarios under which policies are compared.
 
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
@@ -10,33 +10,31 @@ use paceline_virtual::Paced;
 
 use crate::config::Usage;
 
-/// Run-times: as a live run is slowed, as a trace says, or drawn like one.
+/// Where run-times come from: injected slowness, a recorded trace, or a synthetic cluster.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Scenario {
-    /// In the language of `--stragglers`; nothing is `none`.
+pub(super) enum ScenarioSpec {
+    /// Slowness in the syntax of `--stragglers`; written `none` if empty.
     Slowed(SlownessSpec),
-    /// Done to real processes: live only, in the same language.
+    /// Disturbances of real processes, in the same syntax; live runs only.
     Disturbed(String),
-    /// Recorded.
     Trace(PathBuf),
-    /// Drawn.
     Synthetic(SyntheticSpec),
 }
 
-impl FromStr for Scenario {
+impl FromStr for ScenarioSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
-            _ if text == "none" => Ok(Scenario::Slowed(SlownessSpec::default())),
-            Some(("trace", path)) => Ok(Scenario::Trace(PathBuf::from(path))),
+            _ if text == "none" => Ok(ScenarioSpec::Slowed(SlownessSpec::default())),
+            Some(("trace", path)) => Ok(ScenarioSpec::Trace(PathBuf::from(path))),
             Some(("synthetic", spec)) => {
-                spec.parse().map(Scenario::Synthetic).map_err(|error| format!("{error}"))
+                spec.parse().map(ScenarioSpec::Synthetic).map_err(|error| format!("{error}"))
             }
             _ => match text.parse::<SlownessSpec>() {
-                Ok(spec) => Ok(Scenario::Slowed(spec)),
+                Ok(spec) => Ok(ScenarioSpec::Slowed(spec)),
                 Err(_) => match text.parse::<FaultPlan>() {
-                    Ok(_) => Ok(Scenario::Disturbed(text.to_owned())),
+                    Ok(_) => Ok(ScenarioSpec::Disturbed(text.to_owned())),
                     Err(error) => Err(format!("{error}; or none, trace:FILE, synthetic:SPEC")),
                 },
             },
@@ -44,31 +42,31 @@ impl FromStr for Scenario {
     }
 }
 
-impl fmt::Display for Scenario {
+impl fmt::Display for ScenarioSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Scenario::Slowed(spec) if *spec == SlownessSpec::default() => write!(f, "none"),
-            Scenario::Slowed(spec) => write!(f, "{spec}"),
-            Scenario::Disturbed(text) => write!(f, "{text}"),
-            Scenario::Trace(path) => write!(f, "trace:{}", path.display()),
-            Scenario::Synthetic(spec) => write!(f, "synthetic:{spec}"),
+            ScenarioSpec::Slowed(spec) if *spec == SlownessSpec::default() => write!(f, "none"),
+            ScenarioSpec::Slowed(spec) => write!(f, "{spec}"),
+            ScenarioSpec::Disturbed(text) => write!(f, "{text}"),
+            ScenarioSpec::Trace(path) => write!(f, "trace:{}", path.display()),
+            ScenarioSpec::Synthetic(spec) => write!(f, "synthetic:{spec}"),
         }
     }
 }
 
-/// A scenario for so many workers, ready to be drawn from under any seed.
+/// A scenario for a number of workers, from which any seed draws run-times.
 #[derive(Debug, Clone)]
 pub(super) enum Conditions {
     Slowed(SlownessSpec, u32),
     Recorded(Arc<Trace>),
-    /// Nothing that can be foretold.
+    /// Run-times are not known in advance.
     Live(u32),
 }
 
 impl Conditions {
-    pub(super) fn new(scenario: &Scenario, workers: u32, live: bool) -> Result<Conditions> {
+    pub(super) fn new(scenario: &ScenarioSpec, workers: u32, live: bool) -> Result<Conditions> {
         let trace = match scenario {
-            Scenario::Slowed(spec) => {
+            ScenarioSpec::Slowed(spec) => {
                 ensure!(
                     live || (0..workers).all(|worker| spec.killed_at(worker).is_none()),
                     Usage(format!("{scenario}: kill is for live runs; add --live"))
@@ -78,15 +76,15 @@ impl Conditions {
                     most.is_none_or(|most| most < workers),
                     Usage(format!("{scenario}: there are {workers} workers, numbered from 0"))
                 );
-                // Who is killed is back after a time that nobody foretells.
+                // The time until a killed worker is back is not known in advance.
                 let killed = (0..workers).any(|worker| spec.killed_at(worker).is_some());
                 return Ok(match killed {
                     true => Conditions::Live(workers),
                     false => Conditions::Slowed(spec.clone(), workers),
                 });
             }
-            Scenario::Disturbed(text) => {
-                let wrong = format!("{scenario} is done to real processes: it needs --live");
+            ScenarioSpec::Disturbed(text) => {
+                let wrong = format!("{scenario} disturbs real processes: it needs --live");
                 ensure!(live, Usage(wrong));
                 let named = text.parse::<FaultPlan>()?.workers();
                 ensure!(
@@ -95,12 +93,12 @@ impl Conditions {
                 );
                 return Ok(Conditions::Live(workers));
             }
-            Scenario::Trace(_) | Scenario::Synthetic(_) if live => {
+            ScenarioSpec::Trace(_) | ScenarioSpec::Synthetic(_) if live => {
                 return Err(Usage(format!("{scenario}: live runs have no replay")).into());
             }
-            Scenario::Trace(path) => read(path, &ReadOptions::default())
+            ScenarioSpec::Trace(path) => read(path, &ReadOptions::default())
                 .with_context(|| format!("failed to read {}", path.display()))?,
-            Scenario::Synthetic(spec) => generate(spec, 1),
+            ScenarioSpec::Synthetic(spec) => generate(spec, 1),
         };
         let there = trace.workers().len();
         ensure!(
@@ -110,7 +108,7 @@ impl Conditions {
         Ok(Conditions::Recorded(Arc::new(first_of(&trace, workers))))
     }
 
-    /// Run-times under a seed; where nothing disturbs a worker it takes a second.
+    /// Run-times under a seed; an undisturbed worker takes one second.
     pub(super) fn world(&self, seed: u64) -> Box<dyn World + '_> {
         match self {
             Conditions::Slowed(spec, workers) => Box::new(Paced::new(spec, *workers, 1.0, seed)),
@@ -122,7 +120,7 @@ impl Conditions {
     }
 }
 
-/// The first workers of a trace, its median run-time being one second.
+/// The first workers of a trace, scaled to a median run-time of one second.
 fn first_of(trace: &Trace, workers: u32) -> Trace {
     let median = trace.median();
     let names = trace.workers()[..workers as usize].to_vec();

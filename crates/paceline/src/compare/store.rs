@@ -1,4 +1,4 @@
-//! Outcomes that are there already: a comparison that was interrupted goes on where it was.
+//! Stored results, from which an interrupted comparison resumes.
 
 use std::{
     collections::BTreeMap,
@@ -11,29 +11,29 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::trial::{Outcome, Trial};
+use super::trial::{Trial, TrialOutcome};
 use crate::config::Usage;
 
-/// A file with a line for each run that is done.
-pub(super) struct Store {
-    known: Mutex<BTreeMap<String, Outcome>>,
+/// A file with one line per finished run.
+pub(super) struct ResultStore {
+    known: Mutex<BTreeMap<String, TrialOutcome>>,
     file: Mutex<File>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Line {
+struct StoredResult {
     trial: Trial,
-    outcome: Outcome,
+    outcome: TrialOutcome,
 }
 
-impl Store {
-    /// Opens or makes the folder's file. A last line that is not whole is of an interrupted run. Runs are
-    /// told apart by the names of the files they read, so what is in those must not change.
-    pub(super) fn open(dir: &Path, inputs: &[PathBuf]) -> Result<Store> {
+impl ResultStore {
+    /// Opens or creates the folder's file, without an incomplete last line, which an interrupted run
+    /// leaves. Results are keyed by the names of input files, so the files' contents must not change.
+    pub(super) fn open(dir: &Path, inputs: &[PathBuf]) -> Result<ResultStore> {
         let failed = || format!("failed to keep results in {}", dir.display());
         fs::create_dir_all(dir).with_context(failed)?;
         let path = dir.join("results.jsonl");
-        // What another comparison adds meanwhile must not be cut off.
+        // Truncating the file below must not remove lines that another comparison adds.
         let file = OpenOptions::new().create(true).append(true).open(&path).with_context(failed)?;
         let lock = file.try_lock();
         lock.with_context(|| format!("{} is in use by another comparison", dir.display()))?;
@@ -43,23 +43,23 @@ impl Store {
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
         let mut known = BTreeMap::new();
         for (number, line) in text[..whole].lines().enumerate() {
-            let line: Line = serde_json::from_str(line).with_context(|| {
+            let line: StoredResult = serde_json::from_str(line).with_context(|| {
                 format!("{}, line {}: not a result of this program", path.display(), number + 1)
             })?;
             known.insert(key(&line.trial)?, line.outcome);
         }
         file.set_len(whole as u64).with_context(failed)?;
-        Ok(Store { known: Mutex::new(known), file: Mutex::new(file) })
+        Ok(ResultStore { known: Mutex::new(known), file: Mutex::new(file) })
     }
 
-    pub(super) fn find(&self, trial: &Trial) -> Result<Option<Outcome>> {
+    pub(super) fn find(&self, trial: &Trial) -> Result<Option<TrialOutcome>> {
         let known = self.known.lock().expect("nobody panicked with it");
         Ok(known.get(&key(trial)?).cloned())
     }
 
-    pub(super) fn add(&self, trial: Trial, outcome: Outcome) -> Result<()> {
+    pub(super) fn add(&self, trial: Trial, outcome: TrialOutcome) -> Result<()> {
         let key = key(&trial)?;
-        let line = Line { trial, outcome };
+        let line = StoredResult { trial, outcome };
         let text = serde_json::to_string(&line)? + "\n";
         let mut file = self.file.lock().expect("nobody panicked with it");
         file.write_all(text.as_bytes()).context("failed to write a result")?;
@@ -68,21 +68,21 @@ impl Store {
     }
 }
 
-/// What the version of the program is noted under.
+/// Key of the program's version in `inputs.json`.
 const PROGRAM: &str = "paceline";
 
-/// Notes what is in the files that runs depend on, or finds that it was something else.
+/// Records hashes of the input files, or refuses files that changed since they were recorded.
 fn check_inputs(dir: &Path, inputs: &[PathBuf]) -> Result<()> {
     let path = dir.join("inputs.json");
     let mut noted: BTreeMap<String, u64> = match fs::read(&path) {
         Ok(bytes) => serde_json::from_slice(&bytes)
-            .with_context(|| format!("{} is not of this program", path.display()))?,
+            .with_context(|| format!("{} was not written by paceline", path.display()))?,
         Err(_) => BTreeMap::new(),
     };
     let version = fnv1a(env!("CARGO_PKG_VERSION").as_bytes());
     if noted.insert(PROGRAM.to_owned(), version).is_some_and(|before| before != version) {
         bail!(Usage(format!(
-            "the results in {} are of another version of paceline: give --out another folder",
+            "the results in {} are from another version of paceline: give --out another folder",
             dir.display()
         )));
     }
@@ -93,8 +93,8 @@ fn check_inputs(dir: &Path, inputs: &[PathBuf]) -> Result<()> {
         if noted.insert(name, found).is_some_and(|before| before != found) {
             let (input, dir) = (input.display(), dir.display());
             bail!(Usage(format!(
-                "{input} is not what the results in {dir} are of: give --out another folder, or remove \
-                 that one"
+                "{input} has changed since the results in {dir} were written: give --out another \
+                 folder, or remove that one"
             )));
         }
     }
@@ -114,7 +114,7 @@ fn contents(path: &Path) -> io::Result<u64> {
     files.iter().try_fold(0, |hash: u64, file| Ok(hash.rotate_left(1) ^ fnv1a(&fs::read(file)?)))
 }
 
-/// Tells texts and files apart, nothing more.
+/// The FNV-1a hash, which detects changes but resists no attacker.
 pub(super) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -135,11 +135,12 @@ mod tests {
         let (out, trace) = (dir.path().join("out"), dir.path().join("t.csv"));
         fs::write(&trace, "1").unwrap();
         for _ in 0..2 {
-            Store::open(&out, std::slice::from_ref(&trace)).unwrap();
+            ResultStore::open(&out, std::slice::from_ref(&trace)).unwrap();
         }
         fs::write(&trace, "2").unwrap();
-        let error = Store::open(&out, std::slice::from_ref(&trace)).err().unwrap().to_string();
-        assert!(error.contains("t.csv is not what the results in"), "{error}");
-        Store::open(&out, &[]).unwrap();
+        let error =
+            ResultStore::open(&out, std::slice::from_ref(&trace)).err().unwrap().to_string();
+        assert!(error.contains("t.csv has changed since the results in"), "{error}");
+        ResultStore::open(&out, &[]).unwrap();
     }
 }

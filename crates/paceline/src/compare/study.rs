@@ -1,4 +1,4 @@
-//! All runs of a comparison: learning rates first, then seeds.
+//! Runs a comparison: first chooses learning rates, then runs every seed.
 
 use std::sync::{
     Arc,
@@ -15,32 +15,32 @@ use super::{
     args::CompareArgs,
     contender::Contender,
     live,
-    scenario::{Conditions, Scenario},
-    store::Store,
-    trial::{Outcome, Score, Trial, run_virtually},
+    scenario::{Conditions, ScenarioSpec},
+    store::ResultStore,
+    trial::{Trial, TrialOutcome, TuningScore, run_virtually},
 };
 use crate::{progress::Progress, workload::Workload};
 
-/// First seed of the runs that learning rates are chosen by; no other run has it.
+/// First seed of tuning runs; no other run uses these seeds.
 const TUNING: u64 = 1_000_003;
-/// Rounds from which a clairvoyant's bound is taken.
+/// Rounds over which the clairvoyant bound is computed.
 const BOUND_ROUNDS: usize = 400;
 
-/// A fixed count that a sweep tried.
+/// A fixed count tried by a sweep.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Tried {
+pub(super) struct SweptCount {
     pub(super) policy: String,
-    /// Contributions in a round.
+    /// Mean contributions per round.
     pub(super) accepted: f64,
-    /// Seconds to the target, where every run reached it.
+    /// Mean seconds to the target, if every run reached it.
     pub(super) seconds_to_target: Option<f64>,
 }
 
-impl Tried {
-    fn of(contender: &Contender, outcomes: &[Outcome]) -> Tried {
+impl SweptCount {
+    fn new(contender: &Contender, outcomes: &[TrialOutcome]) -> SweptCount {
         let n = outcomes.len().max(1) as f64;
         let seconds: Option<f64> = outcomes.iter().map(|outcome| outcome.reached).sum();
-        Tried {
+        SweptCount {
             policy: contender.to_string(),
             accepted: outcomes.iter().map(|outcome| outcome.accepted).sum::<f64>() / n,
             seconds_to_target: seconds.map(|seconds| seconds / n),
@@ -48,51 +48,51 @@ impl Tried {
     }
 }
 
-/// One policy under one scenario.
+/// The results of one policy under one scenario.
 #[derive(Debug, Clone)]
-pub(super) struct Case {
+pub(super) struct ComparisonCase {
     pub(super) scenario: String,
     pub(super) contender: Contender,
-    /// What a sweep chose.
+    /// The sweep's choice; the contender itself if it is no sweep.
     pub(super) chosen: Contender,
-    /// Among what, where it is a sweep; all with the first learning rate.
-    pub(super) tried: Vec<Tried>,
+    /// The counts that a sweep tried, all with the first learning rate.
+    pub(super) tried: Vec<SweptCount>,
     pub(super) lr: f32,
     /// By seed, from 1.
-    pub(super) outcomes: Vec<Outcome>,
-    /// Samples a second that a clairvoyant would get, over those of full sync; nothing where run-times
-    /// cannot be foretold, or differ by sample.
+    pub(super) outcomes: Vec<TrialOutcome>,
+    /// A clairvoyant's samples per second over those of full sync; `None` if run-times are not known
+    /// in advance or depend on the samples.
     pub(super) bound: Option<f64>,
 }
 
-/// Everything that runs need.
-pub(super) struct Study<'a> {
+/// A comparison with everything that its runs share.
+pub(super) struct Comparison<'a> {
     pub(super) args: &'a CompareArgs,
     pub(super) workload: &'a Workload,
     pub(super) model: &'a Arc<Model>,
-    pub(super) store: &'a Store,
+    pub(super) store: &'a ResultStore,
     pub(super) progress: &'a Progress,
     begun: AtomicUsize,
     all: usize,
 }
 
-impl<'a> Study<'a> {
+impl<'a> Comparison<'a> {
     pub(super) fn new(
         args: &'a CompareArgs,
         workload: &'a Workload,
         model: &'a Arc<Model>,
-        store: &'a Store,
+        store: &'a ResultStore,
         progress: &'a Progress,
-    ) -> Study<'a> {
-        Study { args, workload, model, store, progress, begun: AtomicUsize::new(0), all: 0 }
+    ) -> Comparison<'a> {
+        Comparison { args, workload, model, store, progress, begun: AtomicUsize::new(0), all: 0 }
     }
 
-    /// Every contender under every scenario.
+    /// Runs every contender under every scenario.
     pub(super) fn run(
         &mut self,
-        scenarios: &[Scenario],
+        scenarios: &[ScenarioSpec],
         contenders: &[Contender],
-    ) -> Result<Vec<Case>> {
+    ) -> Result<Vec<ComparisonCase>> {
         let (args, rates) = (self.args, self.args.rates().len());
         let runs = |contender: &Contender| {
             let tried = contender.candidates(args.workers).len() + rates - 1;
@@ -104,17 +104,18 @@ impl<'a> Study<'a> {
         for scenario in scenarios {
             cases.push((scenario, Conditions::new(scenario, args.workers, args.live.is_some())?));
         }
-        let jobs: Vec<(&Scenario, &Conditions, &Contender)> = cases
+        let jobs: Vec<(&ScenarioSpec, &Conditions, &Contender)> = cases
             .iter()
             .flat_map(|(scenario, conditions)| {
                 contenders.iter().map(move |contender| (*scenario, conditions, contender))
             })
             .collect();
-        let case = |&(scenario, conditions, contender): &(&Scenario, &Conditions, &Contender)| {
-            self.case(scenario, conditions, contender)
-        };
+        let case =
+            |&(scenario, conditions, contender): &(&ScenarioSpec, &Conditions, &Contender)| {
+                self.case(scenario, conditions, contender)
+            };
         match args.live.is_some() {
-            // Live runs would set each other's pace.
+            // Live runs at the same time would slow each other down.
             true => jobs.iter().map(case).collect(),
             false => jobs.par_iter().with_max_len(1).map(case).collect(),
         }
@@ -122,10 +123,10 @@ impl<'a> Study<'a> {
 
     fn case(
         &self,
-        scenario: &Scenario,
+        scenario: &ScenarioSpec,
         conditions: &Conditions,
         contender: &Contender,
-    ) -> Result<Case> {
+    ) -> Result<ComparisonCase> {
         let args = self.args;
         let name = scenario.to_string();
         let run = |contender: &Contender, seed: u64, lr: f32| {
@@ -134,20 +135,21 @@ impl<'a> Study<'a> {
         let candidates = contender.candidates(args.workers);
         let rates = args.rates();
         let mut chosen = (candidates[0], rates[0]);
-        let mut best: Option<Score> = None;
+        let mut best: Option<TuningScore> = None;
         let mut swept = Vec::new();
         let mut consider = |contender: Contender, lr: f32| -> Result<Contender> {
             let seeds = TUNING..TUNING + u64::from(args.tune_seeds);
-            let tried: Result<Vec<Outcome>> = seeds.map(|seed| run(&contender, seed, lr)).collect();
+            let tried: Result<Vec<TrialOutcome>> =
+                seeds.map(|seed| run(&contender, seed, lr)).collect();
             let tried = tried?;
-            let score = Score::of(&tried);
-            swept.push(Tried::of(&contender, &tried));
+            let score = TuningScore::from_outcomes(&tried);
+            swept.push(SweptCount::new(&contender, &tried));
             if best.as_ref().is_none_or(|best| score > *best) {
                 (chosen, best) = ((contender, lr), Some(score));
             }
             Ok(chosen.0)
         };
-        // Where there is no choice, nothing is tried.
+        // A single candidate needs no tuning runs.
         if candidates.len() + rates.len() > 2 {
             let mut fixed = *contender;
             for candidate in candidates {
@@ -159,17 +161,25 @@ impl<'a> Study<'a> {
         }
         let (chosen, lr) = chosen;
         swept.truncate(if contender.sweep { contender.candidates(args.workers).len() } else { 0 });
-        let outcomes: Result<Vec<Outcome>> =
+        let outcomes: Result<Vec<TrialOutcome>> =
             (1..=args.seeds).map(|seed| run(&chosen, seed, lr)).collect();
         let bound = |seed: u64| {
             let mut world = conditions.world(seed);
             let found = bounds(&mut *world, BOUND_ROUNDS, args.micro_batches, args.overhead);
             found.clairvoyant_rate / found.full_rate
         };
-        let foretold = !matches!(conditions, Conditions::Live(_)) && args.costs.is_none();
-        let bound = foretold.then(|| (1..=args.seeds).map(bound).sum::<f64>() / args.seeds as f64);
+        let known = !matches!(conditions, Conditions::Live(_)) && args.costs.is_none();
+        let bound = known.then(|| (1..=args.seeds).map(bound).sum::<f64>() / args.seeds as f64);
         let contender = *contender;
-        Ok(Case { scenario: name, contender, chosen, tried: swept, lr, outcomes: outcomes?, bound })
+        Ok(ComparisonCase {
+            scenario: name,
+            contender,
+            chosen,
+            tried: swept,
+            lr,
+            outcomes: outcomes?,
+            bound,
+        })
     }
 
     fn trial(
@@ -179,7 +189,7 @@ impl<'a> Study<'a> {
         contender: &Contender,
         seed: u64,
         lr: f32,
-    ) -> Result<Outcome> {
+    ) -> Result<TrialOutcome> {
         let trial = Trial::new(self.args, scenario, contender, seed, lr);
         let begun = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
         self.progress.say(format!("run {begun} of {}: {contender} under {scenario}", self.all));

@@ -1,71 +1,71 @@
-//! What a comparison found: a line for each policy under each scenario.
+//! The results of a comparison: one row per policy and scenario.
 
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
 use super::{
-    study::{Case, Tried},
+    study::{ComparisonCase, SweptCount},
     target::Target,
-    trial::Outcome,
+    trial::TrialOutcome,
 };
 
 /// Mean, best and worst over seeds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(super) struct Spread {
+pub(super) struct SeedRange {
     pub(super) mean: f64,
     pub(super) least: f64,
     pub(super) most: f64,
 }
 
-impl Spread {
-    pub(super) fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
+impl SeedRange {
+    pub(super) fn from_values(values: impl IntoIterator<Item = f64>) -> Option<SeedRange> {
         let values: Vec<f64> = values.into_iter().collect();
         let least = values.iter().copied().reduce(f64::min)?;
         let most = values.iter().copied().reduce(f64::max)?;
-        Some(Spread { mean: values.iter().sum::<f64>() / values.len() as f64, least, most })
+        Some(SeedRange { mean: values.iter().sum::<f64>() / values.len() as f64, least, most })
     }
 }
 
 /// One line of `--json`.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Row {
+pub(super) struct ComparisonRow {
     pub(super) scenario: String,
     pub(super) policy: String,
-    /// What a sweep chose.
+    /// The sweep's choice; the policy itself if it is no sweep.
     pub(super) chosen: String,
-    /// Among what.
+    /// The counts that a sweep tried.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) tried: Vec<Tried>,
+    pub(super) tried: Vec<SweptCount>,
     pub(super) lr: f32,
     pub(super) seeds: usize,
     /// Seeds that reached the target.
     pub(super) reached: usize,
     /// Seeds that diverged.
     pub(super) diverged: usize,
-    /// Seconds to the target, of those that reached it.
-    pub(super) seconds_to_target: Option<Spread>,
-    /// The same, seed by seed; nothing where it was not reached.
+    /// Seconds to the target, over the seeds that reached it.
+    pub(super) seconds_to_target: Option<SeedRange>,
+    /// Seconds to the target by seed; `None` if it was not reached.
     pub(super) seconds_by_seed: Vec<Option<f64>>,
-    /// How many times sooner than full sync: by the mean times, and by the least and most fortunate seed.
-    pub(super) speed_up: Option<Spread>,
-    /// Samples a second of a clairvoyant, over full sync.
+    /// Full sync's time over this policy's: ratio of the mean times, and the extremes over seeds.
+    pub(super) speed_up: Option<SeedRange>,
+    /// A clairvoyant's samples per second over full sync's.
     pub(super) bound: Option<f64>,
-    /// The speed-up's share of that.
+    /// The speed-up's share of the bound.
     pub(super) of_bound: Option<f64>,
-    /// Samples used a second.
+    /// Samples used per second.
     pub(super) samples_per_s: f64,
-    /// Their share of a clairvoyant's.
+    /// The throughput's share of the bound.
     pub(super) samples_of_bound: Option<f64>,
-    pub(super) final_accuracy: Spread,
-    /// The same, seed by seed.
+    pub(super) final_accuracy: SeedRange,
+    /// Final accuracy by seed.
     pub(super) accuracy_by_seed: Vec<f64>,
-    /// Points above full sync's, seed by seed: the mean.
+    /// Mean difference to full sync's final accuracy, in percentage points.
     pub(super) accuracy_over_full: Option<f64>,
-    /// Contributions in a round.
+    /// Mean contributions per round.
     pub(super) accepted: f64,
     pub(super) idle: Option<f64>,
-    /// By how much what is in an update costs more than what was handed out for it.
+    /// Relative excess of the cost of samples in updates over that of samples handed out.
     pub(super) cost_bias: Option<f64>,
     pub(super) used: u64,
     pub(super) salvaged: u64,
@@ -74,40 +74,44 @@ pub(super) struct Row {
     pub(super) ledger_balanced: bool,
 }
 
-/// The lines of all cases, in their order.
-pub(super) fn rows(cases: &[Case]) -> Vec<Row> {
+/// The rows of all cases, in order.
+pub(super) fn rows(cases: &[ComparisonCase]) -> Vec<ComparisonRow> {
     let full = |scenario: &str| {
-        let of = |case: &&Case| case.scenario == scenario && case.contender.to_string() == "full";
-        cases.iter().find(of)
+        let full = |case: &&ComparisonCase| {
+            case.scenario == scenario && case.contender.to_string() == "full"
+        };
+        cases.iter().find(full)
     };
     cases.iter().map(|case| row(case, full(&case.scenario))).collect()
 }
 
-fn row(case: &Case, full: Option<&Case>) -> Row {
+fn row(case: &ComparisonCase, full: Option<&ComparisonCase>) -> ComparisonRow {
     let outcomes = &case.outcomes;
     let pairs = || full.into_iter().flat_map(|full| full.outcomes.iter().zip(outcomes));
-    // Of some seeds alone it would favour whoever fails on the hard ones.
+    // A speed-up over some seeds only would favour policies that fail on the hard seeds.
     let speed_ups: Option<Vec<f64>> =
         pairs().map(|(full, mine)| Some(full.reached? / mine.reached?)).collect();
-    // By the mean times: in a mean of ratios seeds that are slow would hardly count.
-    let sum = |outcomes: &[Outcome]| -> Option<f64> { outcomes.iter().map(|o| o.reached).sum() };
+    // A ratio of mean times: in a mean of ratios, slow seeds would hardly count.
+    let sum =
+        |outcomes: &[TrialOutcome]| -> Option<f64> { outcomes.iter().map(|o| o.reached).sum() };
     let by_means = full.and_then(|full| Some(sum(&full.outcomes)? / sum(outcomes)?));
-    let speed_up = speed_ups.and_then(Spread::of).zip(by_means);
-    let speed_up = speed_up.map(|(spread, mean)| Spread { mean, ..spread });
-    let per_second = |outcomes: &[Outcome]| {
+    let speed_up = speed_ups.and_then(SeedRange::from_values).zip(by_means);
+    let speed_up = speed_up.map(|(spread, mean)| SeedRange { mean, ..spread });
+    let per_second = |outcomes: &[TrialOutcome]| {
         let used: u64 = outcomes.iter().map(|outcome| outcome.samples.used).sum();
         used as f64 / outcomes.iter().map(|outcome| outcome.seconds).sum::<f64>().max(1e-9)
     };
     let samples_per_s = per_second(outcomes);
     let samples_up = full.map(|full| samples_per_s / per_second(&full.outcomes));
-    let over = Spread::of(pairs().map(|(full, mine)| 100.0 * (mine.accuracy - full.accuracy)));
-    let mean = |figure: &dyn Fn(&Outcome) -> f64| {
+    let over =
+        SeedRange::from_values(pairs().map(|(full, mine)| 100.0 * (mine.accuracy - full.accuracy)));
+    let mean = |figure: &dyn Fn(&TrialOutcome) -> f64| {
         outcomes.iter().map(figure).sum::<f64>() / outcomes.len().max(1) as f64
     };
     let idle: Option<Vec<f64>> = outcomes.iter().map(|outcome| outcome.idle).collect();
     let bias: Option<Vec<f64>> = outcomes.iter().map(|outcome| outcome.cost_bias).collect();
-    let none = Spread { mean: 0.0, least: 0.0, most: 0.0 };
-    Row {
+    let none = SeedRange { mean: 0.0, least: 0.0, most: 0.0 };
+    ComparisonRow {
         scenario: case.scenario.clone(),
         policy: case.contender.to_string(),
         chosen: case.chosen.to_string(),
@@ -115,7 +119,9 @@ fn row(case: &Case, full: Option<&Case>) -> Row {
         lr: case.lr,
         seeds: outcomes.len(),
         reached: outcomes.iter().filter(|outcome| outcome.reached.is_some()).count(),
-        seconds_to_target: Spread::of(outcomes.iter().filter_map(|outcome| outcome.reached)),
+        seconds_to_target: SeedRange::from_values(
+            outcomes.iter().filter_map(|outcome| outcome.reached),
+        ),
         seconds_by_seed: outcomes.iter().map(|outcome| outcome.reached).collect(),
         bound: case.bound,
         of_bound: speed_up.zip(case.bound).map(|(speed_up, bound)| speed_up.mean / bound),
@@ -123,12 +129,12 @@ fn row(case: &Case, full: Option<&Case>) -> Row {
         samples_of_bound: samples_up.zip(case.bound).map(|(up, bound)| up / bound),
         diverged: outcomes.iter().filter(|outcome| outcome.diverged).count(),
         speed_up,
-        final_accuracy: Spread::of(outcomes.iter().map(|o| o.accuracy)).unwrap_or(none),
+        final_accuracy: SeedRange::from_values(outcomes.iter().map(|o| o.accuracy)).unwrap_or(none),
         accuracy_by_seed: outcomes.iter().map(|outcome| outcome.accuracy).collect(),
         accuracy_over_full: over.map(|over| over.mean),
         accepted: mean(&|outcome| outcome.accepted),
-        cost_bias: bias.and_then(Spread::of).map(|bias| bias.mean),
-        idle: idle.and_then(Spread::of).map(|idle| idle.mean),
+        cost_bias: bias.and_then(SeedRange::from_values).map(|bias| bias.mean),
+        idle: idle.and_then(SeedRange::from_values).map(|idle| idle.mean),
         used: outcomes.iter().map(|outcome| outcome.samples.used).sum(),
         salvaged: outcomes.iter().map(|outcome| outcome.samples.salvaged).sum(),
         dropped: outcomes.iter().map(|outcome| outcome.samples.dropped).sum(),
@@ -137,8 +143,8 @@ fn row(case: &Case, full: Option<&Case>) -> Row {
     }
 }
 
-/// A table for people, scenario by scenario.
-pub(super) fn text(rows: &[Row], target: Target) -> String {
+/// A table per scenario, as text.
+pub(super) fn text(rows: &[ComparisonRow], target: Target) -> String {
     let mut text = String::new();
     let mut scenario = "";
     for row in rows {
@@ -166,7 +172,7 @@ pub(super) fn text(rows: &[Row], target: Target) -> String {
     text
 }
 
-fn line(row: &Row) -> String {
+fn line(row: &ComparisonRow) -> String {
     let seconds = row.seconds_to_target.map_or("not reached".to_owned(), |s| {
         format!("{:.1} ({:.1}–{:.1})", s.mean, s.least, s.most)
     });
@@ -200,9 +206,9 @@ fn line(row: &Row) -> String {
     line
 }
 
-/// Of a sweep over backup workers: what it would take, and why.
-pub(super) fn choice(rows: &[Row], machines: u32) -> Option<String> {
-    let seconds = |row: &Row| row.seconds_to_target.map(|seconds| seconds.mean);
+/// The numbers that a sweep over backup workers recommends, with the reason.
+pub(super) fn choice(rows: &[ComparisonRow], machines: u32) -> Option<String> {
+    let seconds = |row: &ComparisonRow| row.seconds_to_target.map(|seconds| seconds.mean);
     let all = rows.iter().filter(|row| row.reached == row.seeds);
     let best = all.min_by(|a, b| {
         let (a, b) = (seconds(a).unwrap_or(f64::MAX), seconds(b).unwrap_or(f64::MAX));
@@ -211,7 +217,7 @@ pub(super) fn choice(rows: &[Row], machines: u32) -> Option<String> {
     let Some(best) = best else {
         let scenario = &rows.first()?.scenario;
         return Some(format!(
-            "{scenario}: nobody reached the target with every seed, so there is nothing to choose by"
+            "{scenario}: no count reached the target with every seed, so none can be recommended"
         ));
     };
     let none = rows.iter().find(|row| row.policy.starts_with(&format!("static:{machines}/")))?;
@@ -221,14 +227,16 @@ pub(super) fn choice(rows: &[Row], machines: u32) -> Option<String> {
     let fewer = rows.iter().find(|row| row.policy == fewer);
     let more = match fewer {
         None => "more backups were not tried",
-        // The first of those that are as quick was taken: it waits for the most.
-        Some(row) if seconds(row) == seconds(best) => "more backups are as quick, and use less",
-        Some(_) => "more backups give away more samples than they save time",
+        // Among equally fast counts the largest was chosen.
+        Some(row) if seconds(row) == seconds(best) => {
+            "more backups are as fast, but use fewer samples"
+        }
+        Some(_) => "more backups lose more in samples than they gain in time",
     };
     let Some(without) = seconds(none).filter(|_| none.reached == none.seeds) else {
         return Some(format!(
             "{}: of {machines} machines N = {count} should count and b = {backups} be backups: \
-             {:.1} s to the target, which all together do not reach with every seed; {more}",
+             {:.1} s to the target, which waiting for all does not reach with every seed; {more}",
             none.scenario,
             seconds(best)?
         ));
@@ -238,8 +246,10 @@ pub(super) fn choice(rows: &[Row], machines: u32) -> Option<String> {
         0 => {
             let why = match fewer {
                 None => "backups were not tried",
-                Some(row) if seconds(row) == Some(best) => "backups are as quick, and use less",
-                Some(_) => "waiting for the last costs less than the samples it brings",
+                Some(row) if seconds(row) == Some(best) => {
+                    "backups are as fast, but use fewer samples"
+                }
+                Some(_) => "waiting for the last machine costs less than its samples gain",
             };
             format!("{}: all {machines} machines should count, no backups: {why}", none.scenario)
         }

@@ -1,18 +1,18 @@
-//! What a comparison races to.
+//! The target of a comparison.
 
 use std::fmt;
 
-/// A measurement on the test set that is to be reached.
+/// A test accuracy or loss to reach.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Target {
-    /// At least this share of right answers.
+    /// At least this share of correct predictions.
     Accuracy(f64),
     /// At most this mean loss.
     Loss(f64),
 }
 
 impl Target {
-    /// When it is first reached, by the accuracies or losses over time.
+    /// When accuracies or losses, as (seconds, value), first reach the target.
     pub(super) fn reached(self, accuracies: &[(f64, f64)], losses: &[(f64, f64)]) -> Option<f64> {
         match self {
             Target::Accuracy(accuracy) => crossing(accuracies, accuracy),
@@ -33,12 +33,12 @@ impl fmt::Display for Target {
     }
 }
 
-/// When a curve first reaches a height, between its points by a straight line.
+/// When a curve first reaches a height, by linear interpolation.
 fn crossing(curve: &[(f64, f64)], height: f64) -> Option<f64> {
     let mut before: Option<(f64, f64)> = None;
     for &(x, y) in curve {
         if y >= height {
-            // Before the first measurement it was at least as far away as at time zero.
+            // The curve is assumed to start at zero, or at its first point if that is lower.
             let (x0, y0) = before.unwrap_or((0.0, y.min(0.0)));
             let part = if y > y0 { (height - y0) / (y - y0) } else { 1.0 };
             return Some(x0 + part.clamp(0.0, 1.0) * (x - x0));

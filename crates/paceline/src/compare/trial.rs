@@ -13,17 +13,17 @@ use serde::{Deserialize, Serialize};
 use super::{args::CompareArgs, contender::Contender, scenario::Conditions, target::Target};
 use crate::workload::Workload;
 
-/// The most points of a curve that are kept.
+/// Most points kept per curve.
 const POINTS: usize = 200;
 
-/// Which run: all that its outcome depends on. Runs with the same are not run twice.
+/// Everything that a run's outcome depends on: the key of its result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Trial {
     pub(super) scenario: String,
     pub(super) policy: String,
     pub(super) seed: u64,
     pub(super) lr: f32,
-    /// What the policy wants and how the rate is scaled: what its name means may change.
+    /// Objective and scaling in force: the defaults behind a policy's name may change.
     #[serde(default)]
     objective: Option<Objective>,
     #[serde(default)]
@@ -44,7 +44,7 @@ pub(super) struct Trial {
     to_the_end: bool,
     evaluations: u32,
     overhead: f64,
-    /// The nominal time of a round, if it is run live.
+    /// The nominal time per round of a live run.
     live: Option<String>,
 }
 
@@ -81,65 +81,65 @@ impl Trial {
     }
 }
 
-/// What came of it.
+/// The result of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Outcome {
+pub(super) struct TrialOutcome {
     /// Seconds to the target, if it was reached.
     pub(super) reached: Option<f64>,
     pub(super) seconds: f64,
-    /// At the end.
+    /// Test accuracy at the end.
     pub(super) accuracy: f64,
     /// Parameters or gradients did not stay finite.
     #[serde(default)]
     pub(super) diverged: bool,
     pub(super) rounds: usize,
-    /// Contributions in a round, by the share of a full one: the mean.
+    /// Mean contributions per round, in units of a full contribution.
     pub(super) accepted: f64,
     pub(super) samples: SampleCounts,
     pub(super) balanced: bool,
-    /// Share of the workers' time in which they did not compute.
+    /// Share of worker time spent idle.
     pub(super) idle: Option<f64>,
-    /// By how much what is in an update costs more than what was handed out for it.
+    /// Relative excess of the cost of samples in updates over that of samples handed out.
     #[serde(default)]
     pub(super) cost_bias: Option<f64>,
-    /// Seconds and test accuracy.
+    /// Test accuracy by seconds.
     pub(super) accuracies: Vec<(f64, f64)>,
-    /// Seconds and contributions of a round.
+    /// Contributions of each round, by seconds.
     pub(super) cutoffs: Vec<(f64, f64)>,
-    /// Seconds and noise scale, in samples.
+    /// Noise scale in samples, by seconds.
     pub(super) noise: Vec<(f64, f64)>,
 }
 
-/// How well a choice did on the seeds that it was tried on; the greater is the better.
+/// How well a candidate did over its tuning seeds; greater is better.
 #[derive(Debug, PartialEq, PartialOrd)]
-pub(super) struct Score {
+pub(super) struct TuningScore {
     finite: usize,
     reached: usize,
-    /// How soon it was at the target; where nobody got there, how near.
+    /// Negated seconds to the target; final accuracy if no seed reached it.
     merit: f64,
 }
 
-impl Score {
-    pub(super) fn of(outcomes: &[Outcome]) -> Score {
+impl TuningScore {
+    pub(super) fn from_outcomes(outcomes: &[TrialOutcome]) -> TuningScore {
         let reached = outcomes.iter().filter(|outcome| outcome.reached.is_some()).count();
-        let merit = |outcome: &Outcome| match reached {
+        let merit = |outcome: &TrialOutcome| match reached {
             0 => outcome.accuracy,
-            // Who did not get there took at least as long as it ran.
+            // A run that missed the target would have needed at least its own length.
             _ => -outcome.reached.unwrap_or(outcome.seconds),
         };
         let finite = outcomes.iter().filter(|outcome| !outcome.diverged).count();
-        Score { finite, reached, merit: outcomes.iter().map(merit).sum() }
+        TuningScore { finite, reached, merit: outcomes.iter().map(merit).sum() }
     }
 }
 
-impl Outcome {
-    fn of(record: &TrainingRecord, target: Target) -> Outcome {
+impl TrialOutcome {
+    fn from_record(record: &TrainingRecord, target: Target) -> TrialOutcome {
         let rounds = &record.rounds;
         let accepted: f64 = rounds.iter().map(|round| round.accepted).sum();
         let curve: Vec<(f64, f64)> =
             record.points.iter().map(|p| (p.seconds, p.accuracy)).collect();
         let losses: Vec<(f64, f64)> = record.points.iter().map(|p| (p.seconds, p.loss)).collect();
-        Outcome {
+        TrialOutcome {
             reached: target.reached(&curve, &losses),
             diverged: !record.finite,
             seconds: record.seconds,
@@ -157,7 +157,7 @@ impl Outcome {
     }
 }
 
-/// Means of neighbouring points, so that few enough are left.
+/// Averages neighbouring points down to at most `POINTS`.
 pub(super) fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     let stride = points.len().div_ceil(POINTS).max(1);
     let mean = |chunk: &[(f64, f64)]| {
@@ -167,7 +167,7 @@ pub(super) fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     points.chunks(stride).map(mean).collect()
 }
 
-/// Runs it on the virtual clock.
+/// Runs a trial on the virtual clock.
 pub(super) fn run_virtually(
     args: &CompareArgs,
     trial: &Trial,
@@ -175,7 +175,7 @@ pub(super) fn run_virtually(
     conditions: &Conditions,
     workload: &Workload,
     model: &Arc<Model>,
-) -> Result<Outcome> {
+) -> Result<TrialOutcome> {
     let costs = workload.costs.clone().map(|costs| Costs::new(costs, args.batch));
     let config = TrainingConfig {
         orders: OrderSpec {
@@ -208,7 +208,7 @@ pub(super) fn run_virtually(
             _ => None,
         },
         target_loss: args.target_loss.filter(|_| !args.to_the_end),
-        // Where data lives on workers, epochs end when the slowest has done its part of it.
+        // Where data lives on workers, an epoch ends when the slowest has finished its part.
         epochs: if args.homes { u32::MAX } else { args.epochs },
         most_samples: u64::from(args.epochs) * u64::from(workload.samples),
         seconds: f64::INFINITY,
@@ -226,15 +226,15 @@ pub(super) fn run_virtually(
     };
     let (_, params) = workload.begin(trial.seed)?;
     let training = Training::new(config, policy, &mut *world, &mut compute, &mut evaluate, params);
-    Ok(Outcome::of(&training.run(|| false), args.target()))
+    Ok(TrialOutcome::from_record(&training.run(|| false), args.target()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn outcome(reached: Option<f64>, accuracy: f64, diverged: bool) -> Outcome {
-        Outcome {
+    fn outcome(reached: Option<f64>, accuracy: f64, diverged: bool) -> TrialOutcome {
+        TrialOutcome {
             reached,
             seconds: 9.0,
             accuracy,
@@ -252,12 +252,12 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_is_judged_by_all_seeds_that_it_was_tried_on() {
+    fn a_candidate_is_scored_over_all_tuning_seeds() {
         let score = |tried: &[(Option<f64>, f64)]| {
             let tried = tried.iter().map(|&(reached, accuracy)| outcome(reached, accuracy, false));
-            Score::of(&tried.collect::<Vec<_>>())
+            TuningScore::from_outcomes(&tried.collect::<Vec<_>>())
         };
-        // Sooner in sum beats the luckiest; who always gets there beats who sometimes does.
+        // The smaller total beats the best single seed; always reaching the target beats sometimes.
         assert!(
             score(&[(Some(5.0), 0.9), (Some(5.0), 0.9)])
                 > score(&[(Some(3.0), 0.9), (Some(8.0), 0.9)])
@@ -267,7 +267,8 @@ mod tests {
         );
         assert!(score(&[(None, 0.7)]) > score(&[(None, 0.6)]));
         assert!(
-            Score::of(&[outcome(None, 0.1, false)]) > Score::of(&[outcome(Some(1.0), 0.9, true)])
+            TuningScore::from_outcomes(&[outcome(None, 0.1, false)])
+                > TuningScore::from_outcomes(&[outcome(Some(1.0), 0.9, true)])
         );
     }
 
