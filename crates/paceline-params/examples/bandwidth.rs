@@ -82,7 +82,7 @@ fn main() {
     measure("all_finite", 1, || assert!(black_box(all_finite(&sources[0])).is_ok()));
     measure("norm_squared", 1, || assert!(black_box(norm_squared(&sources[0])) > 0.0));
     measure("hash", 1, || {
-        black_box(ParamHash::of(0, black_box(&sources[0])));
+        black_box(ParamHash::from_values(0, black_box(&sources[0])));
     });
 
     let update = Update { step: 1, lr: 1e-3, scale: 0.1 };

@@ -12,9 +12,9 @@ const STEP: usize = 2048;
 /// The values of one block and the state that its optimizer keeps beside them.
 ///
 /// A snapshot is a reference to the values as they are; it never changes and never delays an
-/// update. An update writes in place where nobody holds a snapshot, and into another buffer where
-/// somebody does, so a straggler that still reads the old version or a checkpoint that is being
-/// written sees the block whole.
+/// update. An update writes in place unless a snapshot is held, else into another buffer, so a
+/// straggler that still reads the old version or a checkpoint that is being written sees the block
+/// whole.
 #[derive(Debug, Clone)]
 pub struct Block {
     values: Arc<Vec<f32>>,
@@ -57,7 +57,7 @@ impl Block {
     /// Applies one update; the gradient is that of this block alone.
     ///
     /// # Panics
-    /// If the gradient differs in length, or the optimizer is not the one the block was made for.
+    /// If the gradient differs in length, or the block was made for another optimizer.
     pub fn apply(
         &mut self,
         optimizer: &OptimizerSpec,
@@ -65,15 +65,16 @@ impl Block {
         grad_sum: &[f32],
         spares: &Spares,
     ) {
-        // Checked before anything is taken apart.
+        // A panic must leave the block unchanged.
         assert_eq!(grad_sum.len(), self.values.len(), "gradient and block differ in length");
         assert_eq!(
             self.slots.len(),
             optimizer.slot_names().len(),
             "the block was not made for this optimizer"
         );
-        let mut values = Draft::of(&mut self.values, spares);
-        let mut slots: Vec<_> = self.slots.iter_mut().map(|slot| Draft::of(slot, spares)).collect();
+        let mut values = NextVersion::take(&mut self.values, spares);
+        let mut slots: Vec<_> =
+            self.slots.iter_mut().map(|slot| NextVersion::take(slot, spares)).collect();
         for (i, grad_sum) in grad_sum.chunks(STEP).enumerate() {
             let (start, len) = (i * STEP, grad_sum.len());
             let mut slots: Vec<_> = slots.iter_mut().map(|slot| slot.open(start, len)).collect();
@@ -81,28 +82,28 @@ impl Block {
             optimizer.apply(update, grad_sum, values, &mut slots);
         }
         self.values = values.publish(spares);
-        for (slot, draft) in self.slots.iter_mut().zip(slots) {
-            *slot = draft.publish(spares);
+        for (slot, next) in self.slots.iter_mut().zip(slots) {
+            *slot = next.publish(spares);
         }
     }
 }
 
-/// The next version of a buffer, in the making.
-struct Draft {
-    /// The version that others still read, where there is one.
+/// The next version of a buffer while an update writes it.
+struct NextVersion {
+    /// The current version, if somebody still reads it.
     old: Option<Arc<Vec<f32>>>,
     new: Vec<f32>,
 }
 
-impl Draft {
-    fn of(buffer: &mut Arc<Vec<f32>>, spares: &Spares) -> Self {
+impl NextVersion {
+    fn take(buffer: &mut Arc<Vec<f32>>, spares: &Spares) -> Self {
         match Arc::try_unwrap(std::mem::take(buffer)) {
-            Ok(new) => Draft { old: None, new },
-            Err(old) => Draft { new: spares.take(old.len()), old: Some(old) },
+            Ok(new) => NextVersion { old: None, new },
+            Err(old) => NextVersion { new: spares.take(old.len()), old: Some(old) },
         }
     }
 
-    /// The part at `start`, holding the current values and ready to be changed.
+    /// The elements from `start`, set to the current values and writable.
     fn open(&mut self, start: usize, len: usize) -> &mut [f32] {
         let part = &mut self.new[start..start + len];
         if let Some(old) = &self.old {
@@ -129,7 +130,7 @@ mod tests {
         (0..len).map(|i| i as f32 * 0.01 - 3.0).collect()
     }
 
-    /// All that a block holds after three updates during which snapshots are kept as `hold` says.
+    /// Values and slots of a block after three updates, with the snapshots of `hold` held.
     fn trained(
         optimizer: &OptimizerSpec,
         len: usize,

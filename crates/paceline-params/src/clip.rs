@@ -1,4 +1,4 @@
-//! A bound on the length of the gradient.
+//! Gradient clipping by norm.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,22 +7,21 @@ use thiserror::Error;
 
 use crate::text::{number, serde_as_text};
 
-/// Whether a long gradient is shortened before it is applied. As text: `none`, or `norm:1.0` for
-/// a bound on the norm over all parameters.
+/// Gradient clipping. As text: `none`, or `norm:1.0` for a bound on the norm over all parameters.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub enum Clip {
-    /// Gradients are applied as they are.
+    /// No clipping.
     #[default]
     None,
-    /// Gradients longer than this are scaled down to it; above 0.
+    /// Gradients with a larger norm are scaled down to this norm; above 0.
     Norm(f32),
 }
 
 impl Clip {
-    /// What to multiply the mean gradient by, given its norm over all shards: in `0..=1`.
+    /// The factor for the mean gradient, given its norm over all shards: in `0..=1`.
     ///
-    /// An infinite norm gives 0 and a NaN norm gives NaN: no factor makes such a gradient usable,
-    /// and it is refused before it comes this far.
+    /// An infinite norm gives 0 and a NaN norm gives NaN: no factor makes that gradient usable, and
+    /// shards refuse it earlier.
     pub fn factor(self, norm: f64) -> f32 {
         match self {
             Clip::None => 1.0,

@@ -50,7 +50,7 @@ impl FlatVec {
         copy
     }
 
-    /// The whole vector in one piece; copies unless it already is one that nobody shares.
+    /// The whole vector in one piece; copies unless it is a single unshared piece.
     pub fn into_vec(mut self) -> Vec<f32> {
         if self.pieces.len() == 1
             && let Some(piece) = self.pieces.pop()

@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-/// Sources that one pass over the accumulator takes in; more than this are more streams than the
-/// processor prefetches well.
+/// Sources per pass over the accumulator; with more, the processor prefetches its streams badly.
 const FUSED: usize = 8;
 
-/// Elements worked on before the next sources are taken, so that the accumulator's part (64 KiB)
-/// stays in the cache from one group of sources to the next: n sources then cost n streams of
-/// memory and two for the accumulator, where adding them singly costs 3n.
+/// Elements per tile, so that the accumulator's tile (64 KiB) stays in the cache from one group of
+/// sources to the next: n sources then cost n + 2 streams of memory, where adding them one by one
+/// costs 3n.
 const TILE: usize = 16_384;
 
 /// Adds every source into `acc`, or where `first` is set overwrites `acc` with their sum (zeros

@@ -25,13 +25,13 @@ static KEYS: [u64; STRIDE] = {
 ///
 /// It is a wrapping sum over elements of a mix of index and bits, so the hashes of parts combine
 /// in any order and for any cut into blocks and shards:
-/// `of(0, xs) == of(0, &xs[..k]).combine(of(k, &xs[k..]))`. It tells `0.0` from `-0.0` and one NaN
-/// from another; two vectors that differ in one element never share it. It is no defence against a
-/// forger.
+/// `h(0, xs) == h(0, &xs[..k]).combine(h(k, &xs[k..]))` with `h` = [`from_values`](Self::from_values).
+/// It distinguishes `0.0` from `-0.0` and one NaN from another; two vectors that differ in one element
+/// never share it. It is not cryptographic.
 ///
-/// The mix is multiply, fold, multiply, as in murmur and its kin. Its second multiplier changes
-/// only with the stride, so by the distributive law it is applied once to the stride's sum, and
-/// hashing goes at nearly the speed of reading: 0.7 ns an element, where splitmix64 takes 1.8.
+/// The mix is multiply, fold, multiply, as in MurmurHash. Its second multiplier changes only with the
+/// stride, so by the distributive law it is applied once to the stride's sum, and hashing runs at
+/// nearly the speed of reading: 0.7 ns per element, where splitmix64 takes 1.8 ns.
 ///
 /// Its values are stable: they may be compared across versions and machines.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
@@ -39,7 +39,7 @@ pub struct ParamHash(u64);
 
 impl ParamHash {
     /// The hash of `values`, whose first element is number `offset` of the flat vector.
-    pub fn of(offset: usize, values: &[f32]) -> Self {
+    pub fn from_values(offset: usize, values: &[f32]) -> Self {
         let (mut stride, place) = (offset / STRIDE, offset % STRIDE);
         let (head, tail) = values.split_at(values.len().min(STRIDE - place));
         let mut sum = hash_stride(stride, &KEYS[place..], head);
@@ -60,7 +60,7 @@ impl ParamHash {
 fn hash_stride(stride: usize, keys: &[u64], values: &[f32]) -> u64 {
     let mut sum = 0u64;
     for (value, key) in values.iter().zip(keys) {
-        // The bit above the value's own makes zeros count too.
+        // The bit above the value's own makes zeros count.
         let product = (1 << 32 | u64::from(value.to_bits())).wrapping_mul(*key);
         sum = sum.wrapping_add(product ^ (product >> 32));
     }
@@ -115,28 +115,28 @@ mod tests {
     #[test]
     fn values_are_stable() {
         let values: Vec<f32> = (0..1000u16).map(|i| f32::from(i) * 0.25 - 7.0).collect();
-        assert_eq!(ParamHash::of(0, &[]).to_string(), "0000000000000000");
-        assert_eq!(ParamHash::of(0, &values).to_string(), "74234f7b9cace371");
+        assert_eq!(ParamHash::from_values(0, &[]).to_string(), "0000000000000000");
+        assert_eq!(ParamHash::from_values(0, &values).to_string(), "74234f7b9cace371");
     }
 
     #[test]
     fn every_single_bit_counts() {
         let values = [1.5f32; 8];
-        let hash = ParamHash::of(3, &values);
+        let hash = ParamHash::from_values(3, &values);
         for at in 0..8 {
             for bit in 0..32 {
                 let mut flipped = values;
                 flipped[at] = f32::from_bits(values[at].to_bits() ^ (1 << bit));
-                assert_ne!(ParamHash::of(3, &flipped), hash);
+                assert_ne!(ParamHash::from_values(3, &flipped), hash);
             }
         }
     }
 
     #[test]
     fn swapped_elements_and_signed_zeros_differ() {
-        assert_ne!(ParamHash::of(0, &[1.0, 2.0]), ParamHash::of(0, &[2.0, 1.0]));
-        assert_ne!(ParamHash::of(0, &[0.0]), ParamHash::of(0, &[-0.0]));
-        assert_ne!(ParamHash::of(0, &[0.0]), ParamHash::of(0, &[0.0, 0.0]));
+        assert_ne!(ParamHash::from_values(0, &[1.0, 2.0]), ParamHash::from_values(0, &[2.0, 1.0]));
+        assert_ne!(ParamHash::from_values(0, &[0.0]), ParamHash::from_values(0, &[-0.0]));
+        assert_ne!(ParamHash::from_values(0, &[0.0]), ParamHash::from_values(0, &[0.0, 0.0]));
     }
 
     #[test]
@@ -155,8 +155,8 @@ mod tests {
         ) {
             let cut = cut.index(values.len());
             let (low, high) = values.split_at(cut);
-            let (low, high) = (ParamHash::of(offset, low), ParamHash::of(offset + cut, high));
-            let whole = ParamHash::of(offset, &values);
+            let (low, high) = (ParamHash::from_values(offset, low), ParamHash::from_values(offset + cut, high));
+            let whole = ParamHash::from_values(offset, &values);
             prop_assert_eq!(low.combine(high), whole);
             prop_assert_eq!([high, low].into_iter().collect::<ParamHash>(), whole);
         }

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
     use crate::OptimizerSpec;
 
-    /// Values and slots of one element, stepped in double precision by the textbook.
+    /// Values and slots of one element, updated in double precision by the textbook formula.
     #[derive(Clone, Copy)]
     struct Reference {
         x: f64,
@@ -192,8 +192,8 @@ mod tests {
         }
     }
 
-    /// Algorithm 2 of Loshchilov and Hutter from x = 1 with gradients 0.5, -0.25 and 1, worked out
-    /// apart from this code.
+    /// Algorithm 2 of Loshchilov and Hutter from x = 1 with gradients 0.5, -0.25 and 1, computed
+    /// independently of this code.
     #[test]
     fn adamw_gives_known_values() {
         let expected = [0.899, 0.871_467_3, 0.804_784_7];

@@ -1,4 +1,4 @@
-//! Where every parameter lives: tensors, blocks and shards over one flat vector.
+//! The layout of parameters: tensors, blocks and shards over one flat vector.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use crate::TensorSpec;
 /// Elements in a block unless the user says otherwise: 1 MiB of `f32`.
 pub const DEFAULT_BLOCK_ELEMS: usize = 262_144;
 
-/// The key that a safetensors header keeps for itself.
+/// The key that safetensors headers reserve.
 const RESERVED_NAME: &str = "__metadata__";
 
 /// An ordered list of tensors as one flat vector, cut into blocks that are spread over shards.
@@ -28,7 +28,7 @@ const RESERVED_NAME: &str = "__metadata__";
 #[serde(try_from = "LayoutParts", into = "LayoutParts")]
 pub struct Layout {
     tensors: Vec<TensorSpec>,
-    /// Where each tensor starts, and the total at the end.
+    /// The start of each tensor, then the total.
     bounds: Vec<usize>,
     block_elems: usize,
     blocks: u32,
@@ -38,7 +38,7 @@ pub struct Layout {
 impl Layout {
     /// Lays `tensors` out in blocks of at most `block_elems` elements over `shards` shards.
     ///
-    /// Blocks are made smaller than asked where that is needed to give every shard one.
+    /// Blocks are smaller than `block_elems` if otherwise a shard would have none.
     pub fn new(
         tensors: Vec<TensorSpec>,
         block_elems: usize,
@@ -151,7 +151,7 @@ impl Layout {
     }
 }
 
-/// What two ends exchange to agree on a [`Layout`].
+/// The parameters of a [`Layout`], as server and worker exchange them.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LayoutParts {
@@ -193,7 +193,7 @@ pub enum LayoutError {
     /// A tensor has an empty name.
     #[error("tensor {index} has no name")]
     NoName {
-        /// Its place in the list, from zero.
+        /// Its index in the list, from zero.
         index: usize,
     },
     /// A tensor has a name that checkpoints cannot carry.
@@ -211,10 +211,10 @@ pub enum LayoutError {
     /// Element counts pass what memory can address.
     #[error("the model is too large to address, at tensor `{}` of shape {:?}", .0.name, .0.shape)]
     TooLarge(TensorSpec),
-    /// There is not a parameter for every shard.
+    /// There are fewer parameters than shards.
     #[error("{shards} shards are more than the model's {elements} parameters")]
     TooManyShards {
-        /// How many there would be.
+        /// Shards.
         shards: u32,
         /// Parameters.
         elements: usize,
@@ -222,9 +222,9 @@ pub enum LayoutError {
     /// More blocks than a block index can name.
     #[error("{blocks} blocks of {block_elems} elements are more than an index can name")]
     TooManyBlocks {
-        /// How many there would be.
+        /// Blocks.
         blocks: usize,
-        /// Elements in each.
+        /// Elements per block.
         block_elems: usize,
     },
 }
@@ -261,17 +261,17 @@ fn bounds(tensors: &[TensorSpec]) -> Result<Vec<usize>, LayoutError> {
     Ok(bounds)
 }
 
-/// Elements of a page of memory.
+/// Elements per page of memory.
 const PAGE: usize = 4096 / size_of::<f32>();
 
-/// Where every shard has fewer blocks than this, they are made smaller so that all have as many: one
-/// block more or less would be a good part of a shard's bytes.
+/// With fewer blocks than this per shard, blocks are made smaller so that all shards have equally
+/// many: otherwise one block would be a large part of a shard's bytes.
 const FEW: usize = 16;
 
-/// The largest block, up to about `wanted` elements, of which every shard has as many where they are few,
-/// and at least one: an even share rounded up, or down where rounding up would use the elements up
-/// before the last shard (5 elements over 4 shards). Large ones fill whole pages, where as many do: in
-/// shared memory shards' parts can then lie side by side.
+/// The largest block of up to about `wanted` elements that gives every shard at least one block, and
+/// equally many if there are few. It is an even share rounded up, or down if rounding up would leave
+/// nothing for the last shard (5 elements over 4 shards). A large block is rounded to whole pages if
+/// that does not change the number of blocks, so that shards can be adjacent in shared memory.
 fn even_block(total: usize, shards: u32, wanted: usize) -> usize {
     let shards = shards as usize;
     let each = (total / shards).div_ceil(wanted).max(1);

@@ -1,15 +1,15 @@
-//! Values as 16 bits, and back.
+//! Conversion of values to 16-bit floats, and back.
 //!
-//! Written without branches, so that [`pulp`] has each loop in the widest vectors of the processor;
-//! no instruction for halves is needed. For `f16` these are the conversions of Giesen ("half to float
-//! done quic", 2012), of which none works on subnormal operands, which are slow.
+//! The loops have no branches, so that [`pulp`] vectorises them to the processor's full width without
+//! half-precision instructions. For `f16` these are the conversions of Giesen ("half to float done
+//! quic", 2012), which avoid subnormal operands because those are slow.
 
 use pulp::Arch;
 
 use crate::Half;
 
-/// Rounds every value to the nearest of `half`, ties to even. Infinities and NaNs stay what they are;
-/// what passes the greatest by half a step or more is infinite.
+/// Rounds every value to the nearest of `half`, ties to even. Infinities and NaNs are kept; values
+/// beyond the largest finite one by half a step or more become infinite.
 ///
 /// # Panics
 /// If `values` and `bits` differ in length.
@@ -21,15 +21,15 @@ pub fn narrow(half: Half, values: &[f32], bits: &mut [u16]) {
     }
 }
 
-/// The values of such bits, exactly.
+/// Converts 16-bit floats to `f32`, exactly.
 ///
 /// # Panics
 /// If `bits` and `values` differ in length.
 pub fn widen(half: Half, bits: &[u16], values: &mut [f32]) {
     assert_eq!(values.len(), bits.len(), "values and their bits differ in length");
     match half {
-        Half::Bf16 => Arch::new().dispatch(|| each(bits, values, of_bf16)),
-        Half::F16 => Arch::new().dispatch(|| each(bits, values, of_f16)),
+        Half::Bf16 => Arch::new().dispatch(|| each(bits, values, from_bf16)),
+        Half::F16 => Arch::new().dispatch(|| each(bits, values, from_f16)),
     }
 }
 
@@ -43,13 +43,13 @@ fn each<T: Copy, U>(from: &[T], to: &mut [U], convert: impl Fn(T) -> U) {
 /// Bits of an infinite `f32`.
 const INFINITE: u32 = 0xff << 23;
 
-/// 2⁻¹⁴, the least `f16` of full precision.
+/// 2⁻¹⁴, the smallest normal `f16`.
 const LEAST_F16: u32 = (127 - 14) << 23;
 
-/// 2¹⁶, which no `f16` reaches.
+/// 2¹⁶, beyond every finite `f16`.
 const BEYOND_F16: u32 = (127 + 16) << 23;
 
-/// From the exponent of an `f16` to that of an `f32`.
+/// Difference between the exponent biases of `f32` and `f16`.
 const REBIAS: u32 = (127 - 15) << 23;
 
 #[inline(always)]
@@ -57,13 +57,13 @@ fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     let high = bits >> 16;
     let rounded = bits.wrapping_add(0x7fff + (high & 1)) >> 16;
-    // A carry out of a NaN would make it a number.
+    // Rounding could carry a NaN into a number.
     let nan = high | 0x40;
     (if bits & !SIGN > INFINITE { nan } else { rounded }) as u16
 }
 
 #[inline(always)]
-fn of_bf16(bits: u16) -> f32 {
+fn from_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
@@ -84,12 +84,12 @@ fn to_f16(x: f32) -> u16 {
 }
 
 #[inline(always)]
-fn of_f16(bits: u16) -> f32 {
+fn from_f16(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let size = u32::from(bits & 0x7fff) << 13;
     let exponent = size & (0x1f << 23);
     let normal = size + REBIAS;
-    // 2⁻¹⁴ is added in the bits and taken off in the number, which shifts the leading one into place.
+    // Adding 2⁻¹⁴ to the bits and subtracting it as a number normalises the value.
     let subnormal = (f32::from_bits(size + LEAST_F16) - f32::from_bits(LEAST_F16)).to_bits();
     let special = size | INFINITE;
     let size = if exponent == 0 { subnormal } else { normal };

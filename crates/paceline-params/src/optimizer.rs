@@ -1,4 +1,4 @@
-//! Which rule turns a folded gradient into new parameters.
+//! The optimizers, which turn a folded gradient into new parameters.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,8 +12,8 @@ use crate::text::{number, serde_as_text};
 ///
 /// As text: `sgd`, `momentum`, `momentum:0.95`, `adamw` or `mean`, with options after a colon and
 /// separated by commas: `sgd:weight_decay=1e-4`, `momentum:0.95,nesterov,weight_decay=1e-4`,
-/// `adamw:beta1=0.9,beta2=0.95,eps=1e-8,weight_decay=0.1`. What is displayed names every value
-/// that matters, so that a stored text means the same when a default changes.
+/// `adamw:beta1=0.9,beta2=0.95,eps=1e-8,weight_decay=0.1`. `Display` writes every value, so that a
+/// stored text keeps its meaning when a default changes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OptimizerSpec {
     /// `x -= lr * (g + weight_decay * x)`.
@@ -175,14 +175,14 @@ impl OptimizerSpec {
     }
 }
 
-/// What one update has to know beside the gradient.
+/// The scalars of one update.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Update {
     /// How many updates the values will have seen with this one: 1 for the first.
     pub step: u64,
     /// The learning rate, with schedule and scaling in it.
     pub lr: f32,
-    /// What turns the gradient sum into the mean: 1 over the sum of weights, times the clip.
+    /// The factor from gradient sum to mean: 1 over the sum of weights, times the clip factor.
     pub scale: f32,
 }
 
@@ -235,13 +235,13 @@ serde_as_text!(OptimizerSpec);
 /// Why a text names no optimizer.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum OptimizerError {
-    /// There is no such rule.
+    /// The optimizer is unknown.
     #[error("unknown optimizer `{name}`: expected sgd, momentum, adamw or mean")]
     Unknown {
         /// The name given.
         name: String,
     },
-    /// The rule has no such option.
+    /// The optimizer has no option of this name.
     #[error("{optimizer} has no option `{option}`")]
     UnknownOption {
         /// The rule.

@@ -1,17 +1,17 @@
-//! How an update is made of a round's sum.
+//! The settings by which a round's sum becomes an update.
 
 use crate::{Clip, LrScaling, OptimizerSpec, Schedule};
 
 /// The settings of all updates of a run.
 #[derive(Debug, Clone)]
 pub struct UpdateConfig {
-    /// The rule.
+    /// The optimizer.
     pub optimizer: OptimizerSpec,
     /// Learning rate before schedule and scaling.
     pub learning_rate: f32,
     /// The learning rate over rounds.
     pub schedule: Schedule,
-    /// How it follows the contributed weight.
+    /// How the learning rate follows the contributed weight.
     pub scaling: LrScaling,
     /// The weight at which scaling is 1.
     pub reference_weight: f64,

@@ -1,4 +1,4 @@
-//! How the learning rate follows the contributed weight.
+//! Scaling of the learning rate by the contributed weight.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,19 +7,19 @@ use thiserror::Error;
 
 use crate::text::serde_as_text;
 
-/// How the learning rate follows the weight that contributed to a round, against the reference
-/// weight for which it was chosen. As text: `none`, `sqrt`, `linear`, `adascale`.
+/// How the learning rate follows the ratio of a round's contributed weight to the reference weight
+/// for which the rate was chosen. As text: `none`, `sqrt`, `linear`, `adascale`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LrScaling {
-    /// It does not.
+    /// Not scaled.
     #[default]
     None,
     /// By the square root of the ratio, which keeps the variance of the update (Krizhevsky 2014).
     Sqrt,
     /// By the ratio, which keeps the update per sample (Goyal et al. 2017).
     Linear,
-    /// By the ratio of gains B/(B + 𝓑), 𝓑 being the gradient noise scale (Johnson et al. 2020): like
-    /// the ratio where noise dominates, not at all where it does not.
+    /// By the ratio of gains B/(B + 𝓑), 𝓑 being the gradient noise scale (Johnson et al. 2020):
+    /// linear where noise dominates, not scaled where it is small.
     AdaScale,
 }
 
@@ -28,8 +28,7 @@ impl LrScaling {
     pub const ALL: [LrScaling; 4] =
         [LrScaling::None, LrScaling::Sqrt, LrScaling::Linear, LrScaling::AdaScale];
 
-    /// What to multiply the learning rate by. While nothing is known of the noise, `adascale` is
-    /// linear.
+    /// The factor for the learning rate. While the noise scale is unknown, `adascale` is linear.
     ///
     /// # Panics
     /// If the reference is not positive, or the contribution is negative or not finite.

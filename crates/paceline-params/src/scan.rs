@@ -1,11 +1,11 @@
-//! Reductions over a gradient: is it finite, how long is it.
+//! Reductions over a gradient: whether it is finite, and its norm.
 //!
-//! A block is looked at while it is still in the cache, where wide vectors pay: [`pulp`] picks the
+//! A block is scanned while it is still in the cache, where wide vectors pay: [`pulp`] picks the
 //! widest at run time. The results do not depend on the width.
 
 use pulp::Arch;
 
-/// Elements looked at together before the scan may stop.
+/// Elements scanned before the scan may stop.
 const CHUNK: usize = 1024;
 
 /// Independent partial sums; wide enough for two 512-bit accumulators of `f64`.
@@ -32,9 +32,9 @@ pub fn all_finite(values: &[f32]) -> Result<(), usize> {
 /// The sum of the squares, in double precision and in an order that depends on the length alone,
 /// so that it is the same bit for bit from run to run.
 ///
-/// It is finite exactly where every element is: the squares of `f32` stay far below the largest
-/// `f64`. Who needs the norm anyway gets the check for free, and asks [`all_finite`] only for
-/// where.
+/// It is finite exactly if every element is: the squares of `f32` stay far below the largest `f64`.
+/// A caller that needs the norm anyway gets the check for free, and calls [`all_finite`] only for
+/// the index.
 pub fn norm_squared(values: &[f32]) -> f64 {
     Arch::new().dispatch(|| {
         let (chunks, tail) = values.as_chunks::<LANES>();

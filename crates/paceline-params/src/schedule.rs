@@ -1,4 +1,4 @@
-//! How the learning rate changes over the rounds.
+//! Learning-rate schedules.
 
 use std::fmt;
 use std::str::FromStr;
@@ -44,7 +44,7 @@ impl Schedule {
     /// The base rate throughout.
     pub const CONSTANT: Schedule = Schedule { warmup: 0, shape: Shape::Constant };
 
-    /// What to multiply the base rate by in `round`, counted from 0: in `0..=1`.
+    /// The multiplier of the base rate in `round`, counted from 0: in `0..=1`.
     pub fn at(&self, round: u64) -> f32 {
         match round.checked_sub(self.warmup) {
             // One part in warmup + 1 more each round, so that round `warmup` continues the line.
@@ -135,7 +135,7 @@ serde_as_text!(Schedule);
 /// Why a text is no schedule.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ScheduleError {
-    /// There is no such schedule, or it takes another number of values.
+    /// The schedule is unknown, or takes another number of values.
     #[error(
         "unknown schedule `{text}`: expected constant, step:EVERY:FACTOR or cosine:TOTAL[:FLOOR], \
          each after an optional warmup:ROUNDS+"
@@ -144,7 +144,7 @@ pub enum ScheduleError {
         /// The text given.
         text: String,
     },
-    /// A warm-up stands alone.
+    /// No schedule follows the warm-up.
     #[error("warmup:ROUNDS needs a schedule after it, as in warmup:100+constant")]
     NothingAfterWarmup,
     /// A number of rounds is not a whole number of at least 1.

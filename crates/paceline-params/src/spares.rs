@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Retired snapshots, kept until their last reader is done and then used again.
 ///
-/// A block whose values somebody still reads is updated into another buffer. A fresh one would
-/// cost a page fault per 4 KiB, which is slower than the update itself; this keeps up to `limit`
-/// old ones for the purpose. Shared by the blocks of a shard, from any number of threads. One spare
-/// per block lets every block be updated while one older version is being read.
+/// A block whose values are still read is updated into another buffer. A fresh buffer would cost a
+/// page fault per 4 KiB, which is slower than the update itself, so up to `limit` old ones are kept.
+/// The blocks of a shard share them, from any number of threads. One spare per block lets every
+/// block be updated while one older version is being read.
 #[derive(Debug)]
 pub struct Spares {
     limit: usize,
@@ -20,8 +20,8 @@ impl Spares {
         Spares { limit, retired: Mutex::new(Vec::new()) }
     }
 
-    /// A buffer of `len` elements with arbitrary contents: the most recently retired one that
-    /// nobody reads any more, else a new one.
+    /// A buffer of `len` elements with arbitrary contents: the most recently retired one without
+    /// readers, else a new one.
     pub fn take(&self, len: usize) -> Vec<f32> {
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         let free = |spare: &Arc<Vec<f32>>| spare.len() == len && Arc::strong_count(spare) == 1;

@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub struct BufferPool {
     capacity: usize,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PoolState {
     idle: Vec<Vec<f32>>,
     idle_bytes: usize,
     lent_bytes: usize,
@@ -29,10 +29,10 @@ impl BufferPool {
         BufferPool { capacity, state: Mutex::default() }
     }
 
-    /// A buffer of `len` elements with arbitrary contents, or `None` while the pool is spent.
+    /// A buffer of `len` elements with arbitrary contents, or `None` while the pool is exhausted.
     ///
-    /// Whoever takes a buffer [puts](Self::put) it back; one that is lost stays counted as lent.
-    /// [`lease`](Self::lease) sees to that by itself.
+    /// The caller [puts](Self::put) the buffer back; one that is lost stays counted as lent. A
+    /// [`lease`](Self::lease) returns itself.
     pub fn try_take(&self, len: usize) -> Option<Vec<f32>> {
         let mut state = self.lock();
         let Some(mut buffer) = state.find(len, self.capacity) else {
@@ -78,14 +78,14 @@ impl BufferPool {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         // Every change to the state is complete before anything can panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    /// The hottest idle buffer that is large enough, else a new one where there is room.
+impl PoolState {
+    /// The most recently used idle buffer that is large enough, else a new one if there is room.
     fn find(&mut self, len: usize, capacity: usize) -> Option<Vec<f32>> {
         if let Some(at) = self.idle.iter().rposition(|buffer| buffer.capacity() >= len) {
             let buffer = self.idle.remove(at);
@@ -99,7 +99,7 @@ impl State {
         Some(vec![0.0; len])
     }
 
-    /// Frees idle buffers, the coldest first, until all buffers fit into `capacity`.
+    /// Frees idle buffers, least recently used first, until all buffers fit into `capacity`.
     fn trim(&mut self, capacity: usize) {
         while self.lent_bytes + self.idle_bytes > capacity && !self.idle.is_empty() {
             self.idle_bytes -= bytes(&self.idle.remove(0));
@@ -147,7 +147,7 @@ pub struct PoolUse {
     pub idle: usize,
     /// The most that was ever on loan at once.
     pub high_water: usize,
-    /// How often a buffer was asked for in vain.
+    /// How often a request for a buffer was refused.
     pub refused: u64,
 }
 
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spent_pool_refuses_until_something_comes_back() {
+    fn an_exhausted_pool_refuses_until_a_buffer_comes_back() {
         let pool = BufferPool::new(100);
         let buffer = pool.try_take(20).unwrap();
         assert_eq!(pool.try_take(6), None);

@@ -20,7 +20,7 @@ impl TensorSpec {
         TensorSpec { name: name.into(), shape: shape.into() }
     }
 
-    /// The number of elements, or `None` where that number does not fit.
+    /// The number of elements, or `None` if it does not fit a `usize`.
     pub fn checked_len(&self) -> Option<usize> {
         // A zero anywhere wins over an overflow elsewhere.
         if self.is_empty() {

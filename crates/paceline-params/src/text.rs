@@ -1,4 +1,4 @@
-//! What the settings that are written as one line of text have in common.
+//! Parsing and serde for settings that are written as one line of text.
 
 /// Reads a finite number.
 pub(crate) fn number(text: &str) -> Option<f32> {

@@ -7,11 +7,11 @@ use thiserror::Error;
 
 use crate::text::serde_as_text;
 
-/// How gradients and parameters travel between workers and shards. They are added up and kept as
-/// `f32` whatever this is. As text: `f32`, `bf16`, `f16`.
+/// The type of gradients and parameters on the wire. Sums and parameters stay `f32` in memory. As
+/// text: `f32`, `bf16`, `f16`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WireType {
-    /// As they are.
+    /// Not rounded.
     #[default]
     F32,
     /// Rounded to 16 bits.
@@ -33,7 +33,7 @@ impl WireType {
     pub const ALL: [WireType; 3] =
         [WireType::F32, WireType::Half(Half::Bf16), WireType::Half(Half::F16)];
 
-    /// Bytes of a value.
+    /// Bytes per value.
     pub fn size(self) -> usize {
         match self {
             WireType::F32 => size_of::<f32>(),

@@ -116,7 +116,7 @@ fn any_safetensors_reader_finds_the_tensors_by_name_and_shape() {
     assert_eq!(slots, expected);
 }
 
-/// What damage to a file of a checkpoint must be reported as.
+/// Checks the error that damage to a file of a checkpoint is reported as.
 #[track_caller]
 fn check_damage(dir: &TempDir, file: &str, message: &str) {
     let path = at(dir, 2);
@@ -210,7 +210,7 @@ fn unfinished_and_foreign_entries_are_passed_over() {
 }
 
 #[test]
-fn no_checkpoint_is_told_from_no_whole_checkpoint() {
+fn no_checkpoint_is_not_taken_for_a_damaged_one() {
     let dir = run(&[]);
     assert!(latest(&dir.path().join("nowhere")).unwrap().is_none());
     assert_eq!(newest(&dir), None);
@@ -295,7 +295,7 @@ fn pruning_changes_nothing_where_every_checkpoint_is_damaged() {
 }
 
 #[test]
-fn what_does_not_fit_together_is_not_written() {
+fn an_inconsistent_checkpoint_is_not_written() {
     let dir = tempfile::tempdir().unwrap();
     let check = |checkpoint: Checkpoint, message: &str| {
         assert_eq!(write(dir.path(), &checkpoint).unwrap_err().to_string(), message);

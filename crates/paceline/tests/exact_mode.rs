@@ -55,7 +55,7 @@ fn reference(spec: ModelSpec, wire: WireType) -> Vec<String> {
         let scale = (1.0 / f64::from(WORKERS * BATCH)) as f32;
         let update = Update { step: u64::from(round) + 1, lr: LR, scale };
         optimizer.apply(update, &sum, &mut params, &mut [&mut momentum]);
-        hashes.push(ParamHash::of(0, &params).to_string());
+        hashes.push(ParamHash::from_values(0, &params).to_string());
     }
     hashes
 }

@@ -76,7 +76,7 @@ pub fn latest(parent: &Path) -> Result<Option<Latest>, CheckpointError> {
 /// Removes all but the newest `keep` whole checkpoints under `parent` (at least one stays), and
 /// drafts that a crash left behind.
 ///
-/// A checkpoint counts towards `keep` only if every byte of it is right. A damaged one that is newer
+/// A checkpoint counts towards `keep` only if every byte is correct. A damaged one that is newer
 /// than the kept ones is set aside: renamed to `round-N.damaged`, never removed. One that cannot be
 /// checked (no permission, a later format) is left alone. Without a whole checkpoint nothing
 /// changes. Not to be called while a checkpoint is being written.
@@ -124,7 +124,7 @@ pub fn remove(path: &Path) -> Result<(), CheckpointError> {
     delete(&doomed)
 }
 
-/// Makes `path` and what leads to it, for good.
+/// Creates `path` and its parents, and syncs them to disk.
 pub(super) fn create(path: &Path) -> Result<(), CheckpointError> {
     if path.as_os_str().is_empty() || path.is_dir() {
         return Ok(());
@@ -143,8 +143,8 @@ pub(super) fn start_draft(parent: &Path, round: u64) -> Result<PathBuf, Checkpoi
     Ok(draft)
 }
 
-/// Gives the finished `draft` its name. At every moment there is a whole checkpoint of the round
-/// to be found, if there was one before. One that is not whole is set aside.
+/// Renames the finished `draft` to its final name. If the round had a whole checkpoint before, a
+/// reader finds a whole one at every moment. A damaged one is set aside.
 pub(super) fn publish(parent: &Path, draft: &Path, round: u64) -> Result<PathBuf, CheckpointError> {
     let path = parent.join(name_of(round));
     let replaced = parent.join(format!("{}{REPLACED}", name_of(round)));
@@ -162,7 +162,7 @@ pub(super) fn publish(parent: &Path, draft: &Path, round: u64) -> Result<PathBuf
     Ok(path)
 }
 
-/// Makes the entries of a directory last.
+/// Syncs the entries of a directory to disk.
 pub(super) fn sync(dir: &Path) -> Result<(), CheckpointError> {
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(CheckpointError::io("sync", dir))
@@ -189,7 +189,7 @@ fn names(parent: &Path) -> Result<Vec<String>, CheckpointError> {
     Ok(names.into_iter().filter_map(|name| name.into_string().ok()).collect())
 }
 
-/// Renames a checkpoint so that nothing takes it for one again; returns its new path.
+/// Renames a damaged checkpoint so that it is not listed again; returns its new path.
 fn set_aside(path: &Path) -> Result<PathBuf, CheckpointError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let candidates = (1u32..).map(|number| match number {

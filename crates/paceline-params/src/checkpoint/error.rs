@@ -1,4 +1,4 @@
-//! What can be wrong with a checkpoint.
+//! Errors of reading and writing checkpoints.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,36 +11,36 @@ use crate::LayoutError;
 
 /// Why a checkpoint could not be written or read.
 ///
-/// The message says all there is to say, so causes are not chained behind it.
+/// The message includes the cause, so no source is chained.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The file system refused.
+    /// A file operation failed.
     #[error("{action} {}: {cause}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
-        /// What the file system said.
+        /// The operating system's error.
         cause: io::Error,
     },
-    /// The manifest is not what a checkpoint's manifest looks like.
+    /// The manifest is malformed.
     #[error("read {}: {cause}", path.display())]
     Manifest {
         /// The manifest.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The parser's error.
         cause: serde_json::Error,
     },
-    /// The manifest is of another format.
+    /// The manifest has another format version.
     #[error("read {}: format {found}, where this version reads {supported}", path.display())]
     Format {
         /// The manifest.
         path: PathBuf,
-        /// Its format.
+        /// Its format version.
         found: u64,
-        /// The format that can be read.
+        /// The format version that this crate reads.
         supported: u64,
     },
     /// A file is shorter or longer than the manifest says.
@@ -53,17 +53,17 @@ pub enum CheckpointError {
         /// Bytes on disk.
         found: u64,
     },
-    /// A file's contents are not those that were written.
+    /// A file's checksum does not match the manifest.
     #[error("read {}: checksum {found}, where the manifest says {expected}", path.display())]
     Checksum {
         /// The file.
         path: PathBuf,
         /// CRC-32 by the manifest.
         expected: Crc32,
-        /// CRC-32 of what is on disk.
+        /// CRC-32 of the file on disk.
         found: Crc32,
     },
-    /// A manifest lists other files than the optimizer calls for.
+    /// A manifest lists other files than the optimizer needs.
     #[error("read {}: lists {found:?}, where the optimizer calls for {expected:?}", path.display())]
     Files {
         /// The manifest.
@@ -78,7 +78,7 @@ pub enum CheckpointError {
     Header {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The parser's error.
         cause: SafeTensorError,
     },
     /// A tensor of the manifest is not in the file.
@@ -97,7 +97,7 @@ pub enum CheckpointError {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor is of another type than `F32`.
+    /// A tensor has another type than `F32`.
     #[error("read {}: tensor `{tensor}` is {found}, not F32", path.display())]
     WrongType {
         /// The file.
@@ -122,7 +122,7 @@ pub enum CheckpointError {
         /// Its shape in the file.
         found: Vec<usize>,
     },
-    /// The tensors make no model.
+    /// The tensors cannot be laid out.
     #[error("lay out the checkpoint's tensors: {0}")]
     Layout(LayoutError),
     /// A vector to be written is not as long as the tensors.
@@ -135,24 +135,24 @@ pub enum CheckpointError {
         /// Elements given.
         found: usize,
     },
-    /// There are not as many state vectors as the optimizer keeps.
+    /// The number of state vectors is not the optimizer's.
     #[error("write optimizer state: {found} vectors, where the optimizer keeps {expected:?}")]
     Slots {
         /// The vectors that the optimizer keeps.
         expected: &'static [&'static str],
-        /// How many were given.
+        /// The number of vectors given.
         found: usize,
     },
 }
 
 impl CheckpointError {
-    /// Turns an error of the file system into one that says what was tried on what.
+    /// Adds the operation and the path to an I/O error.
     pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |cause| CheckpointError::Io { action, path, cause }
     }
 
-    /// Whether the checkpoint itself is damaged, as against out of reach or from a later version.
+    /// Whether the checkpoint itself is damaged, rather than inaccessible or from a later version.
     pub(super) fn is_damage(&self) -> bool {
         match self {
             CheckpointError::Io { cause, .. } => cause.kind() == io::ErrorKind::NotFound,

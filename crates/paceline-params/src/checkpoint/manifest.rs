@@ -1,4 +1,4 @@
-//! The manifest: what a checkpoint is of, and what its files must be.
+//! The manifest: the run's state, and sizes and checksums of the checkpoint's files.
 
 use std::fmt;
 use std::fs;
@@ -38,11 +38,11 @@ pub struct Manifest {
     pub files: Vec<FileEntry>,
     /// The tensors, in the order of the flat vector.
     pub tensors: Vec<TensorSpec>,
-    /// Whatever else the run wants back.
+    /// Other state of the run.
     pub state: Value,
 }
 
-/// What the manifest knows of a file.
+/// A file of a checkpoint, as its manifest lists it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
@@ -59,7 +59,7 @@ pub struct FileEntry {
 pub struct Crc32(pub u32);
 
 impl Manifest {
-    /// A manifest for a new checkpoint, of the current format and not yet sealed.
+    /// A manifest for a new checkpoint, in the current format and not yet sealed.
     pub(super) fn new(checkpoint: &Checkpoint, files: Vec<FileEntry>) -> Self {
         Manifest {
             format: FORMAT,
@@ -75,8 +75,8 @@ impl Manifest {
         }
     }
 
-    /// Reads the manifest of the checkpoint at `dir`, which tells what the other files must be
-    /// but not whether they are: [`verify`](super::verify) does.
+    /// Reads the manifest of the checkpoint at `dir`, without checking the files that it lists:
+    /// [`verify`](super::verify) does.
     pub fn load(dir: &Path) -> Result<Self, CheckpointError> {
         let path = dir.join(MANIFEST);
         let text = fs::read(&path).map_err(CheckpointError::io("read", &path))?;
@@ -95,15 +95,15 @@ impl Manifest {
     pub(super) fn encode(&self) -> Result<String, serde_json::Error> {
         let unsealed = Manifest { seal: Crc32::default(), ..self.clone() };
         let text = serde_json::to_string_pretty(&unsealed)? + "\n";
-        let seal = Crc32::of(text.as_bytes());
-        // The seal stands before anything that could look like it.
+        let seal = Crc32::checksum(text.as_bytes());
+        // The seal field comes before any text that could look like it.
         Ok(text.replacen(&seal_field(Crc32::default()), &seal_field(seal), 1))
     }
 
     fn decode(text: &[u8], path: &Path) -> Result<Self, CheckpointError> {
         let malformed = |cause| CheckpointError::Manifest { path: path.to_owned(), cause };
         let Preamble { format, seal } = serde_json::from_slice(text).map_err(malformed)?;
-        let found = Crc32::of(unseal(text, seal).as_bytes());
+        let found = Crc32::checksum(unseal(text, seal).as_bytes());
         if found != seal {
             let path = path.to_owned();
             return Err(CheckpointError::Checksum { path, expected: seal, found });
@@ -116,7 +116,7 @@ impl Manifest {
     }
 }
 
-/// What every format of the manifest has.
+/// The fields that every format of the manifest has.
 #[derive(Deserialize)]
 struct Preamble {
     format: u64,
@@ -139,7 +139,7 @@ fn seal_field(seal: Crc32) -> String {
 
 impl Crc32 {
     /// The checksum of `bytes`.
-    pub fn of(bytes: &[u8]) -> Self {
+    pub fn checksum(bytes: &[u8]) -> Self {
         Crc32(crc32fast::hash(bytes))
     }
 }
@@ -155,7 +155,7 @@ impl FromStr for Crc32 {
 
     fn from_str(text: &str) -> Result<Self, Crc32Error> {
         let value = u32::from_str_radix(text, 16).map(Crc32);
-        // Only the one way in which it is displayed.
+        // Accepts only the spelling of `Display`.
         value.ok().filter(|crc| crc.to_string() == text).ok_or_else(|| Crc32Error(text.to_owned()))
     }
 }
@@ -192,9 +192,9 @@ mod tests {
         Manifest::decode(text.as_bytes(), Path::new("m"))
     }
 
-    /// The same text with a right seal.
+    /// The same text with a correct seal.
     fn reseal(text: &str) -> String {
-        let seal = Crc32::of(text.as_bytes());
+        let seal = Crc32::checksum(text.as_bytes());
         text.replacen(&seal_field(Crc32::default()), &seal_field(seal), 1)
     }
 
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_format_is_told_from_damage() {
+    fn a_later_format_is_not_taken_for_damage() {
         let text = serde_json::to_string_pretty(&manifest()).unwrap();
         let later = reseal(&text.replace("\"format\": 1", "\"format\": 2"));
         let error = decode(&later).unwrap_err();

@@ -1,16 +1,16 @@
-//! Checkpoints: the whole model on disk, readable by anyone, never torn.
+//! Checkpoints: the whole model on disk, in an open format, never torn.
 //!
 //! A checkpoint that a run wrote after 123 rounds is a directory `round-00000123` with
 //!
 //! - `params.safetensors`: every tensor under its name, in its shape, as `F32`;
 //! - `optimizer.safetensors`: the optimizer's state as `SLOT/TENSOR`; absent where it has none;
-//! - `manifest.json`: what run this is, and the size and CRC-32 of the other files.
+//! - `manifest.json`: the state of the run, and the size and CRC-32 of the other files.
 //!
 //! Tensors are whole, so a run may resume on any number of shards.
 //!
 //! A checkpoint appears under its name all at once: files are written and synced in a hidden
-//! directory beside it, the manifest last, and the directory is renamed. What [`write()`] has
-//! returned survives a crash at any later moment. One process at a time writes to a directory of
+//! directory beside it, the manifest last, and the directory is renamed. Once [`write()`] has
+//! returned, the checkpoint survives a crash. One process at a time writes to a directory of
 //! checkpoints; any number may read.
 //!
 //! A checkpoint that a disk or a user damaged is never removed. [`latest`] passes it over and names
@@ -37,7 +37,7 @@ const MANIFEST: &str = "manifest.json";
 const PARAMS: &str = "params.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 
-/// All that a run needs to go on from the end of a round.
+/// Everything that a run needs to resume after a round.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
     /// The round that a resumed run starts with, which is the number of rounds in the parameters.
@@ -57,7 +57,7 @@ pub struct Checkpoint {
     pub params: FlatVec,
     /// The optimizer's state: one flat vector for each of [`OptimizerSpec::slot_names`].
     pub slots: Vec<FlatVec>,
-    /// Whatever else the run wants back, such as the data ledger.
+    /// Other state of the run, for instance the data ledger.
     pub state: Value,
 }
 

@@ -15,14 +15,14 @@ use safetensors::{Dtype, SafeTensorError};
 use super::{CheckpointError, Crc32, FileEntry};
 use crate::{FlatVec, Layout};
 
-/// What a safetensors reader takes as a header at most.
+/// Largest header that safetensors readers accept, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// Elements turned into bytes, or back, at a time.
+/// Elements converted to or from bytes at a time.
 const CHUNK: usize = 16_384;
 
-/// A flat vector in a file, and what its tensors' names begin with.
-pub(super) struct Section<'a> {
+/// A flat vector in a file, with the prefix of its tensors' names.
+pub(super) struct PrefixedVector<'a> {
     pub(super) prefix: String,
     pub(super) values: &'a FlatVec,
 }
@@ -32,17 +32,17 @@ pub(super) fn write(
     dir: &Path,
     name: &str,
     layout: &Layout,
-    sections: &[Section<'_>],
+    vectors: &[PrefixedVector<'_>],
 ) -> Result<FileEntry, CheckpointError> {
     let path = dir.join(name);
-    let prefixes = sections.iter().map(|section| section.prefix.as_str());
+    let prefixes = vectors.iter().map(|vector| vector.prefix.as_str());
     let header = header(layout, prefixes)
         .map_err(|cause| CheckpointError::Header { path: path.clone(), cause })?;
     let written = (|| {
         let mut sink = Sink::create(&path)?;
         sink.write(&(header.len() as u64).to_le_bytes())?;
         sink.write(&header)?;
-        for piece in sections.iter().flat_map(|section| section.values.pieces()) {
+        for piece in vectors.iter().flat_map(|vector| vector.values.pieces()) {
             for chunk in piece.chunks(CHUNK) {
                 sink.write_floats(chunk)?;
             }
@@ -69,8 +69,8 @@ pub(super) fn read(
     let order = plan(&path, &metadata, layout, prefixes)?;
     let mut vectors: Vec<_> = prefixes.iter().map(|_| vec![0.0; layout.total()]).collect();
     let mut bytes = vec![0; CHUNK * size_of::<f32>()];
-    for (section, range) in order {
-        for chunk in vectors[section][range].chunks_mut(CHUNK) {
+    for (vector, range) in order {
+        for chunk in vectors[vector][range].chunks_mut(CHUNK) {
             read_floats(&mut file, &mut bytes, chunk).map_err(io())?;
         }
     }
@@ -115,7 +115,7 @@ fn header<'a>(
             start = end;
         }
     }
-    // The mark by which readers for PyTorch know that the shapes are row-major.
+    // Tells PyTorch's readers that the shapes are row-major.
     let about = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let mut header = serde_json::to_vec(&Metadata::new(Some(about), infos)?)?;
     header.resize(header.len().next_multiple_of(8), b' ');
@@ -150,8 +150,7 @@ fn read_header(file: &mut File, size: u64) -> io::Result<Result<Metadata, SafeTe
     Ok(Ok(metadata))
 }
 
-/// Where each tensor of the file goes, in the order in which they lie there: which vector, and
-/// which elements of it.
+/// The destination of each tensor, in file order: index of the vector, and range of elements.
 fn plan(
     path: &Path,
     metadata: &Metadata,
@@ -160,7 +159,7 @@ fn plan(
 ) -> Result<Vec<(usize, Range<usize>)>, CheckpointError> {
     let path = || path.to_owned();
     let mut places = BTreeMap::new();
-    for (section, prefix) in prefixes.iter().enumerate() {
+    for (vector, prefix) in prefixes.iter().enumerate() {
         for (tensor, range) in layout.tensor_ranges() {
             let name = format!("{prefix}{}", tensor.name);
             let info = metadata.info(&name).ok_or_else(|| CheckpointError::MissingTensor {
@@ -179,7 +178,7 @@ fn plan(
                     found: info.shape.clone(),
                 });
             }
-            places.insert(name, (section, range));
+            places.insert(name, (vector, range));
         }
     }
     let place = |tensor: String| {

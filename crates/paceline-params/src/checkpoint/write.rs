@@ -4,15 +4,15 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::tensors::{self, Section};
+use super::tensors::{self, PrefixedVector};
 use super::{Checkpoint, CheckpointError, MANIFEST, Manifest, OPTIMIZER, PARAMS, directory};
 use crate::{DEFAULT_BLOCK_ELEMS, Layout};
 
 /// Writes `checkpoint` under `parent`, which is made where it is missing, and returns its path.
 ///
-/// When this returns the checkpoint is on disk for good. Until then `parent` holds what it held
-/// before. A checkpoint of the same round is replaced; if that is cut short, the old one is still
-/// found.
+/// When this returns, the checkpoint is synced to disk. Until then `parent` holds the same
+/// checkpoints as before. A checkpoint of the same round is replaced; if the replacement is
+/// interrupted, the old one is still found.
 pub fn write(parent: &Path, checkpoint: &Checkpoint) -> Result<PathBuf, CheckpointError> {
     let layout = checkpoint.layout(DEFAULT_BLOCK_ELEMS, 1).map_err(CheckpointError::Layout)?;
     check_lengths(checkpoint, layout.total())?;
@@ -21,7 +21,7 @@ pub fn write(parent: &Path, checkpoint: &Checkpoint) -> Result<PathBuf, Checkpoi
     let written = write_files(&draft, checkpoint, &layout)
         .and_then(|()| directory::publish(parent, &draft, checkpoint.round));
     if written.is_err() {
-        // The disk may be full: give the space back. What failed is the error to report.
+        // The disk may be full: free the space. The first error is the one to report.
         let _ = fs::remove_dir_all(&draft);
     }
     written
@@ -48,12 +48,12 @@ fn write_files(
     checkpoint: &Checkpoint,
     layout: &Layout,
 ) -> Result<(), CheckpointError> {
-    let params = Section { prefix: String::new(), values: &checkpoint.params };
+    let params = PrefixedVector { prefix: String::new(), values: &checkpoint.params };
     let mut files = vec![tensors::write(dir, PARAMS, layout, &[params])?];
     let names = checkpoint.optimizer.slot_names().iter();
     let slots: Vec<_> = names
         .zip(&checkpoint.slots)
-        .map(|(name, values)| Section { prefix: format!("{name}/"), values })
+        .map(|(name, values)| PrefixedVector { prefix: format!("{name}/"), values })
         .collect();
     if !slots.is_empty() {
         files.push(tensors::write(dir, OPTIMIZER, layout, &slots)?);

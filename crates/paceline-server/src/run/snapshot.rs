@@ -92,7 +92,7 @@ impl Run {
             let mut at = 0;
             let parts = blocks.iter().map(|block| {
                 at += block.values().len();
-                ParamHash::of(at - block.values().len(), block.values())
+                ParamHash::from_values(at - block.values().len(), block.values())
             });
             self.progress.param_hash = Some((version, parts.collect()));
         }

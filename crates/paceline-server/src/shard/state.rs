@@ -339,11 +339,11 @@ impl ShardState {
         let offset = self.spec.layout.shard_range(self.spec.index).start;
         let mut at = offset;
         let parts = self.blocks.iter().map(|block| {
-            let hash = ParamHash::of(at, block.values());
+            let hash = ParamHash::from_values(at, block.values());
             at += block.values().len();
             hash
         });
-        parts.reduce(ParamHash::combine).unwrap_or(ParamHash::of(0, &[]))
+        parts.reduce(ParamHash::combine).unwrap_or(ParamHash::from_values(0, &[]))
     }
 }
 
