@@ -2,12 +2,12 @@
 
 use paceline_core::Straggler;
 use paceline_policy::PolicySpec;
-use paceline_sim::{Outcome, Recorded, Replay};
+use paceline_sim::{Recorded, Replay, ReplayOutcome};
 use paceline_trace::{Cell, Trace, Unit, deadlines, generate};
 
 const MICRO_BATCHES: usize = 4;
 
-fn replayed(trace: &Trace, policy: &str) -> Outcome {
+fn replayed(trace: &Trace, policy: &str) -> ReplayOutcome {
     let spec: PolicySpec = policy.parse().expect("a policy");
     let replay = Replay { straggler: Straggler::Salvage, ..Replay::default() };
     replay.run(&mut Recorded::new(trace, 0), trace.rounds(), spec.build())

@@ -1,14 +1,14 @@
 //! Strict censoring must not feed on itself: what was cut for long is found again.
 
 use paceline_policy::PolicySpec;
-use paceline_sim::{Outcome, Recorded, Replay};
+use paceline_sim::{Recorded, Replay, ReplayOutcome};
 use paceline_trace::{Cell, Trace, Unit, hindsight};
 
 /// Rates of the first rounds do not matter here: the share of full sync's rate over the last third.
 fn late_share(trace: &Trace, policy: &str) -> f64 {
     let outcome = replayed(trace, policy);
     let from = outcome.rounds.len() * 2 / 3;
-    let late = Outcome { rounds: outcome.rounds[from..].to_vec(), cost: outcome.cost };
+    let late = ReplayOutcome { rounds: outcome.rounds[from..].to_vec(), cost: outcome.cost };
     let mut tail = Trace::of_size("tail", Unit::Relative, trace.workers().len());
     for round in from..trace.rounds() {
         tail.push_round(trace.row(round).collect::<Vec<_>>());
@@ -16,7 +16,7 @@ fn late_share(trace: &Trace, policy: &str) -> f64 {
     late.rate(0.0) / hindsight(&tail, 0.0, 1).full_rate
 }
 
-fn replayed(trace: &Trace, policy: &str) -> Outcome {
+fn replayed(trace: &Trace, policy: &str) -> ReplayOutcome {
     let spec: PolicySpec = policy.parse().expect("a policy");
     Replay::default().run(&mut Recorded::new(trace, 0), trace.rounds(), spec.build())
 }

@@ -8,7 +8,7 @@ mod timed;
 mod turns;
 mod world;
 
-pub use replay::{Outcome, Replay, RoundOutcome};
+pub use replay::{Replay, ReplayOutcome, RoundOutcome};
 pub use scripted::Scripted;
 pub use system::{PRESETS, System, SystemOutcome, SystemRound, SystemSpec, Weak};
 pub use timed::Cost;

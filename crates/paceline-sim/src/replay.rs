@@ -1,4 +1,4 @@
-//! Run-times replayed under a policy: they come from a [`World`], decisions from the production code.
+//! Replays the run-times of a [`World`] under a policy, with the production round machine.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -19,11 +19,11 @@ use crate::{
 /// is busy into it. A lower bound in a trace is taken for the run-time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Replay {
-    /// What those past the cut do.
+    /// What workers past the cut do.
     pub straggler: Straggler,
     /// Seconds between a close and the next opening.
     pub overhead: f64,
-    /// No round closes with fewer.
+    /// Least contributions of a round.
     pub quorum: usize,
 }
 
@@ -37,28 +37,28 @@ impl Default for Replay {
 /// One replayed round.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RoundOutcome {
-    /// Contributions, by the share of their work that was accepted.
+    /// Contributions, each weighted by the accepted share of its work.
     pub accepted: f64,
-    /// Who contributed, in worker order.
+    /// The workers that contributed, in order.
     pub members: Vec<WorkerId>,
     /// From opening to close.
     pub seconds: f64,
-    /// Why it stopped waiting.
+    /// Why the round was cut.
     pub reason: CutReason,
-    /// What the policy went by.
+    /// The prediction that the policy trusted.
     pub trusts: Option<String>,
 }
 
-/// A whole replay.
+/// The outcome of a replay.
 #[derive(Debug, Clone)]
-pub struct Outcome {
-    /// Round by round.
+pub struct ReplayOutcome {
+    /// Its rounds.
     pub rounds: Vec<RoundOutcome>,
-    /// What deciding took.
+    /// The CPU time of decisions.
     pub cost: Cost,
 }
 
-impl Outcome {
+impl ReplayOutcome {
     /// Contributions per second over the whole replay.
     pub fn rate(&self, overhead: f64) -> f64 {
         let accepted: f64 = self.rounds.iter().map(|r| r.accepted).sum();
@@ -68,8 +68,13 @@ impl Outcome {
 }
 
 impl Replay {
-    /// Replays so many rounds of `world`. Rounds in which nobody was there are left out.
-    pub fn run(&self, world: &mut dyn World, rounds: usize, policy: Box<dyn Policy>) -> Outcome {
+    /// Replays `rounds` rounds of `world`. Rounds without workers are left out.
+    pub fn run(
+        &self,
+        world: &mut dyn World,
+        rounds: usize,
+        policy: Box<dyn Policy>,
+    ) -> ReplayOutcome {
         let world = Turns::new(world, policy.as_ref());
         let (policy, cost) = Timed::new(policy);
         let config = RoundConfig {
@@ -78,7 +83,7 @@ impl Replay {
             micro_batches: world.micro_batches() as u32,
             ..RoundConfig::default()
         };
-        let mut driver = Driver {
+        let mut driver = ReplayDriver {
             world,
             straggler: self.straggler,
             machine: RoundMachine::new(config, Box::new(policy), Round(0)),
@@ -96,26 +101,26 @@ impl Replay {
             seconds = driver.now.since(before).as_secs_f64();
         }
         let cost = cost.lock().expect("nobody panicked with it").clone();
-        Outcome { rounds: outcomes, cost }
+        ReplayOutcome { rounds: outcomes, cost }
     }
 }
 
-/// The machine, and who is computing.
-struct Driver<'a> {
+/// Drives the round machine, with the workers' computations under way.
+struct ReplayDriver<'a> {
     world: Turns<'a>,
     straggler: Straggler,
     machine: RoundMachine,
-    /// When each contribution in the making will be done: moment, worker, version.
+    /// When each worker will finish, with the version that it computes from.
     busy: BinaryHeap<Reverse<(Time, WorkerId, Version)>>,
     now: Time,
     closed: Option<RoundOutcome>,
 }
 
-impl Driver<'_> {
+impl ReplayDriver<'_> {
     fn round(&mut self) -> Option<RoundOutcome> {
         self.attend();
         self.deliver();
-        // Everybody may be busy with what they were cut in.
+        // All workers may still be busy with a round that was cut.
         while !self.machine.can_open(self.now) {
             let Reverse((at, ..)) = self.busy.peek()?;
             self.now = *at;
@@ -127,7 +132,7 @@ impl Driver<'_> {
             self.machine.idle().into_iter().map(|worker| whole_work(worker, samples)).collect();
         for given in &work {
             let seconds =
-                self.world.take(given.worker.0 as usize).expect("who is absent is not live");
+                self.world.take(given.worker.0 as usize).expect("an absent worker is not live");
             let done = self.now + Time::span(seconds);
             self.busy.push(Reverse((done, given.worker, base)));
         }
@@ -138,16 +143,16 @@ impl Driver<'_> {
         while self.machine.phase() != Phase::Closed {
             let arrival = self.busy.peek().map(|Reverse((at, ..))| *at);
             let next = [arrival, self.machine.next_wake()].into_iter().flatten().min();
-            self.now = next.expect("somebody works or the policy wakes").max(self.now);
+            self.now = next.expect("a worker computes or the policy wakes").max(self.now);
             self.deliver();
             self.decide(opened);
         }
-        // What a close took from stragglers never comes.
+        // Work that the close took from stragglers never arrives.
         self.busy.retain(|Reverse((_, worker, ..))| self.machine.is_working(*worker));
         self.closed.take()
     }
 
-    /// Those the trace has in this round are live, the others are not.
+    /// Makes exactly the workers that are present in this round live.
     fn attend(&mut self) {
         for (worker, comes) in comings_and_goings(&self.world, self.machine.live()) {
             let told = match comes {
@@ -158,13 +163,13 @@ impl Driver<'_> {
         }
     }
 
-    /// What is done by now arrives.
+    /// Hands finished contributions to the machine.
     fn deliver(&mut self) {
         while let Some(&Reverse((at, worker, base))) = self.busy.peek()
             && at <= self.now
         {
             self.busy.pop();
-            // Who left meanwhile delivers nothing.
+            // A worker that left meanwhile delivers nothing.
             if let Ok(given) = self.machine.work_of(worker, base) {
                 self.contribute(worker, base, f64::from(given.samples), at);
             }
@@ -206,7 +211,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Where parts count, workers say how far they are.
+    /// Reports finished micro-batches, if stragglers are salvaged.
     fn report_progress(&mut self, opened: Time) {
         if self.straggler != Straggler::Salvage {
             return;
@@ -224,7 +229,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Stragglers push the micro-batches they have finished.
+    /// Stragglers contribute the micro-batches that they have finished.
     fn salvage(&mut self, stragglers: &[WorkerId], base: Version, opened: Time) {
         if self.machine.phase() == Phase::Closed {
             return;

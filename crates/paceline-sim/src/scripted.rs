@@ -1,4 +1,4 @@
-//! A policy that knows the future: counts written down beforehand. For the simulator only.
+//! A policy that knows the future: one precomputed count per round. For the simulator only.
 
 use paceline_core::{Decision, Policy, RoundView};
 
@@ -10,7 +10,7 @@ pub struct Scripted {
 }
 
 impl Scripted {
-    /// `counts[r]` in round r; all, in rounds beyond.
+    /// Waits for `counts[r]` contributions in round r, and for all in later rounds.
     pub fn new(name: &'static str, counts: Vec<usize>) -> Scripted {
         Scripted { name, counts }
     }

@@ -1,7 +1,6 @@
-//! What deciding costs: a policy with a stopwatch.
+//! The CPU time that a policy's decisions take.
 //!
-//! By the thread's CPU time: a decision neither waits nor sleeps, so on a machine with a core to
-//! spare that is the time it takes, and elsewhere what it costs.
+//! A decision neither waits nor sleeps, so on an idle core its CPU time is also its latency.
 
 use std::{
     sync::{Arc, Mutex},
@@ -11,12 +10,12 @@ use std::{
 use paceline_core::{Decision, Policy, RoundRecord, RoundView, RunTime, Version, WorkerId};
 use rustix::time::{ClockId, clock_gettime};
 
-/// What a policy's thinking took.
+/// The CPU time that a policy used.
 #[derive(Debug, Clone, Default)]
 pub struct Cost {
-    /// Each answer to an arrival or a wake-up: the critical path.
+    /// Each decision on an arrival or a wake-up: the critical path.
     pub decisions: Vec<Duration>,
-    /// All of it, with what is thought while nothing is urgent.
+    /// All calls, including those off the critical path.
     pub total: Duration,
 }
 
@@ -30,7 +29,7 @@ impl Cost {
     }
 }
 
-/// Measures the policy inside; answers as it does.
+/// A policy that measures the one inside it and returns its answers.
 pub(crate) struct Timed {
     inner: Box<dyn Policy>,
     cost: Arc<Mutex<Cost>>,

@@ -1,4 +1,4 @@
-//! Who is in which round of a world: all in the same, or everybody at its own pace.
+//! Which round of a world each worker is in: the same for all, or its own.
 
 use std::collections::VecDeque;
 
@@ -6,32 +6,31 @@ use paceline_core::Policy;
 
 use crate::World;
 
-/// Who is never seen in so many rounds is not there.
+/// A worker that is absent for this many rounds is taken as gone for good.
 const SOUGHT: usize = 1_000;
 
-/// A world as those who work in it meet it. In synchronous rounds all are in the same round of it.
-/// Where every arrival makes a round (`async`, `stale`), a worker's k-th piece of work takes as long
-/// as in its k-th round there: of 64 workers, each begins 64 rounds while it does one piece, and what
-/// a world does to it in those would be over before it was felt. Rounds in which it is absent are
-/// left out then.
+/// A world as its workers experience it. In synchronous rounds all workers are in the same round of
+/// the world. Where every arrival makes a round (`async`, `stale`), a worker's k-th portion of work
+/// takes its run-time in the k-th round in which it is present. Otherwise, with 64 workers, 64 rounds
+/// would pass during one portion, and a slow phase would end before the worker felt it.
 pub struct Turns<'a> {
     world: &'a mut dyn World,
-    own: Option<Own>,
+    own: Option<OwnRounds>,
 }
 
 impl<'a> Turns<'a> {
-    /// As this policy makes rounds.
+    /// Synchronous, or at each worker's own pace, as `policy` makes rounds.
     pub fn new(world: &'a mut dyn World, policy: &dyn Policy) -> Turns<'a> {
-        let own = (policy.admissible_lag() > 0).then(|| Own::new(world.workers()));
+        let own = (policy.admissible_lag() > 0).then(|| OwnRounds::new(world.workers()));
         Turns { world, own }
     }
 
-    /// A worker takes up work in the round that it is in now; its next will be in a later one.
-    /// Returns how long a whole portion takes it.
+    /// A worker takes up work in its current round; its next work belongs to a later round. Returns
+    /// the seconds that a whole portion takes.
     pub fn take(&mut self, worker: usize) -> Option<f64> {
         let seconds = self.run_time(worker);
         if let Some(own) = &mut self.own {
-            own.go_on(worker, self.world);
+            own.advance(worker, self.world);
         }
         seconds
     }
@@ -56,7 +55,7 @@ impl World for Turns<'_> {
         }
     }
 
-    /// Nobody is cut, and nobody asked for parts, where everybody goes at its own pace.
+    /// None if workers go at their own pace: they are never cut, so nothing is salvaged.
     fn micro_ends(&self, worker: usize) -> Option<&[f64]> {
         self.own.is_none().then(|| self.world.micro_ends(worker)).flatten()
     }
@@ -66,20 +65,20 @@ impl World for Turns<'_> {
     }
 }
 
-/// The rounds between who is furthest behind and who is furthest ahead.
-struct Own {
+/// The rounds between the worker furthest behind and the worker furthest ahead.
+struct OwnRounds {
     rows: VecDeque<Vec<Option<f64>>>,
-    /// Rounds that nobody is in any more.
+    /// Rounds that every worker has left behind.
     gone: usize,
     /// The round that each worker is in.
     at: Vec<usize>,
-    /// Seconds since the world's last round was begun.
+    /// Seconds since the world's last round began.
     seconds: f64,
 }
 
-impl Own {
-    fn new(workers: usize) -> Own {
-        Own { rows: VecDeque::new(), gone: 0, at: vec![0; workers], seconds: 0.0 }
+impl OwnRounds {
+    fn new(workers: usize) -> OwnRounds {
+        OwnRounds { rows: VecDeque::new(), gone: 0, at: vec![0; workers], seconds: 0.0 }
     }
 
     fn passed(&mut self, seconds: f64, world: &mut dyn World) {
@@ -94,7 +93,7 @@ impl Own {
         row[worker]
     }
 
-    fn go_on(&mut self, worker: usize, world: &mut dyn World) {
+    fn advance(&mut self, worker: usize, world: &mut dyn World) {
         self.at[worker] += 1;
         self.seek(worker, world);
         let first = self.at.iter().copied().min().unwrap_or(0);
@@ -104,7 +103,7 @@ impl Own {
         }
     }
 
-    /// To the first round, from the one that it is in, that it is there in.
+    /// Moves a worker to the first round, from its current one on, in which it is present.
     fn seek(&mut self, worker: usize, world: &mut dyn World) {
         for at in self.at[worker]..self.at[worker] + SOUGHT {
             while self.gone + self.rows.len() <= at {
@@ -166,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn at_its_own_pace_a_worker_passes_its_own_rounds_and_leaves_out_those_without_it() {
+    fn at_its_own_pace_a_worker_skips_rounds_in_which_it_is_absent() {
         let trace = trace(&[[1.0, 2.0], [f64::NAN, 4.0], [5.0, 6.0], [7.0, 8.0]]);
         let mut world = Recorded::new(&trace, 0);
         let mut turns = Turns::new(&mut world, &Lag(9));
@@ -174,14 +173,14 @@ mod tests {
         assert_eq!(turns.run_time(1), Some(2.0));
         let first: Vec<Option<f64>> = (0..3).map(|_| turns.take(0)).collect();
         assert_eq!(first, [Some(1.0), Some(5.0), Some(7.0)]);
-        // Many updates later, the other is still in its first.
+        // Many updates later, the other worker is still in its first round.
         (0..9).for_each(|_| turns.next_round(0.1));
         let second: Vec<Option<f64>> = (0..5).map(|_| turns.take(1)).collect();
         assert_eq!(second, [Some(2.0), Some(4.0), Some(6.0), Some(8.0), Some(2.0)]);
     }
 
     #[test]
-    fn who_is_never_there_is_not_sought_for_ever() {
+    fn the_search_for_an_absent_worker_ends() {
         let trace = trace(&[[1.0, f64::NAN], [2.0, f64::NAN]]);
         let mut world = Recorded::new(&trace, 0);
         let mut turns = Turns::new(&mut world, &Lag(9));

@@ -1,4 +1,4 @@
-//! Where the run-times of a replay come from.
+//! Sources of a replay's run-times: recorded traces and generated clusters.
 
 use paceline_core::WorkerId;
 use paceline_trace::{Cell, RoundSource, Trace, Unit};
@@ -6,23 +6,24 @@ use rand::{SeedableRng, rngs::ChaCha8Rng, seq::SliceRandom};
 
 /// Run-times, round by round.
 pub trait World {
-    /// How many workers there are at most.
+    /// The largest number of workers.
     fn workers(&self) -> usize;
 
-    /// Goes on to the next round; the last took so many seconds from opening to opening.
+    /// Advances to the next round; the last took `seconds` from opening to opening.
     fn next_round(&mut self, seconds: f64);
 
-    /// How long a worker takes in this round; `None` if it is not there.
+    /// A worker's run-time in this round, in seconds; `None` if it is absent.
     fn run_time(&self, worker: usize) -> Option<f64>;
 
-    /// When it finishes each of its micro-batches, if that is known.
+    /// When a worker finishes each of its micro-batches, in seconds, if known.
     fn micro_ends(&self, worker: usize) -> Option<&[f64]>;
 
-    /// Micro-batches of a worker in a round.
+    /// Micro-batches per worker and round.
     fn micro_batches(&self) -> usize;
 }
 
-/// Who of the `live` is not in the world's present round, and who else is: true for those who come.
+/// The workers that join (true) and leave (false) with the world's current round, given the `live`
+/// ones.
 pub fn comings_and_goings(
     world: &dyn World,
     live: impl Iterator<Item = WorkerId>,
@@ -37,21 +38,21 @@ pub fn comings_and_goings(
     workers.filter_map(change).collect()
 }
 
-/// A recorded trace. A run-time belongs to its round, however long the last took.
+/// A recorded trace. A run-time belongs to its round, however long the previous round took.
 #[derive(Debug, Clone)]
 pub struct Recorded<'a> {
     trace: &'a Trace,
-    /// The trace's round that comes first; the others follow, circularly.
+    /// The trace's round to begin with; the others follow, circularly.
     start: usize,
     /// `order[i]`: the trace's worker that is worker i here.
     order: Vec<usize>,
-    /// Rounds gone by, the present one included.
+    /// Rounds replayed, including the current one.
     passed: usize,
 }
 
 impl<'a> Recorded<'a> {
-    /// The trace under a seed: 0 is the trace as it is; others begin at another round and number
-    /// the workers in another order.
+    /// The trace under a seed: 0 leaves the trace unchanged; others begin at another round and
+    /// number the workers in another order.
     pub fn new(trace: &'a Trace, seed: u64) -> Recorded<'a> {
         let mut order: Vec<usize> = (0..trace.workers().len()).collect();
         let mut start = 0;
@@ -65,7 +66,7 @@ impl<'a> Recorded<'a> {
         Recorded { trace, start, order, passed: 0 }
     }
 
-    /// The trace's round that comes first.
+    /// The trace's round that the replay begins with.
     pub fn start(&self) -> usize {
         self.start
     }
@@ -97,8 +98,8 @@ impl World for Recorded<'_> {
     }
 }
 
-/// A generated cluster that may pass through its phases by the clock, so that what comes depends on
-/// how long rounds were. Keeps what it drew, so that one can look back at it.
+/// A generated cluster, whose phases may follow the clock, so that run-times depend on how long
+/// earlier rounds took. Records what it draws as a trace.
 pub struct Drawn<S> {
     source: S,
     row: Vec<f64>,
@@ -106,13 +107,13 @@ pub struct Drawn<S> {
 }
 
 impl<S: RoundSource> Drawn<S> {
-    /// Nothing drawn yet.
+    /// A world that draws its rounds from `source`.
     pub fn new(name: &str, source: S) -> Drawn<S> {
         let n = source.workers();
         Drawn { row: vec![f64::NAN; n], drawn: Trace::of_size(name, Unit::Relative, n), source }
     }
 
-    /// What it drew.
+    /// The rounds drawn so far.
     pub fn into_trace(self) -> Trace {
         self.drawn
     }

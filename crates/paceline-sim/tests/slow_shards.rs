@@ -47,7 +47,7 @@ fn even(rounds: usize) -> Trace {
     trace
 }
 
-/// Rounds a second in these circumstances, and the share of blocks that they did without.
+/// Rounds per second with these changes, and the share of stale blocks.
 fn rate(changes: &str, pull: &str) -> (f64, f64) {
     let outcome = run(system(changes), pull, 8, &even(200), "full");
     assert!(outcome.ledger_balanced);

@@ -21,7 +21,7 @@ fn run(system: System, trace: &Trace, name: &str) -> SystemOutcome {
     system.run(&mut Recorded::new(trace, 0), trace.rounds(), policy(name))
 }
 
-/// Every worker computes for so long in every round.
+/// A trace in which every worker takes `seconds` in every round.
 fn even(workers: usize, rounds: usize, seconds: f64) -> Trace {
     let mut trace = Trace::of_size("even", Unit::Seconds, workers);
     for _ in 0..rounds {
@@ -45,7 +45,7 @@ fn without_communication_it_is_the_plain_replay() {
             for straggler in [Straggler::Abort, Straggler::Finish] {
                 let replay = Replay { straggler, ..Replay::default() };
                 let plain = replay.run(&mut Recorded::new(&trace, 0), trace.rounds(), policy(name));
-                // The replay keeps no books of samples, so nothing in it is waited for.
+                // The replay has no ledger, so it never waits for returned samples.
                 let whole = System { straggler, patience: u32::MAX, ..system("tiny") };
                 let whole = run(whole, &trace, name);
                 let accepted = |r: &SystemRound| r.accepted;

@@ -1,30 +1,30 @@
-//! What workers have of the shards' values, where they do not wait for all.
+//! The parameters that workers have pulled, where they do not wait for all shards.
 
 use std::{collections::BTreeSet, ops::Range};
 
 use paceline_core::{Intake, ShardId, Time, Version, WaitRule, WorkerId};
 
-/// One intake for each worker.
+/// One intake per worker.
 pub(super) struct Intakes {
     rule: WaitRule,
     max_stale: u64,
-    of: Vec<Intake>,
-    /// Those who wait for values.
+    by_worker: Vec<Intake>,
+    /// Workers that wait for parameters.
     waiting: BTreeSet<WorkerId>,
-    /// The version that is on its way to each worker from a shard, or came last.
+    /// The version last sent to each worker by each shard.
     sent: Vec<Vec<Version>>,
-    /// The newest of each shard that a worker could ask for.
+    /// The newest version that each shard can send.
     newest: Vec<Version>,
 }
 
 impl Intakes {
     pub(super) fn new(rule: WaitRule, max_stale: u64, workers: usize) -> Intakes {
-        let of: Vec<Intake> = (0..workers).map(|_| Intake::new(rule(), max_stale)).collect();
+        let by_worker = (0..workers).map(|_| Intake::new(rule(), max_stale)).collect();
         let shards = rule().count();
         Intakes {
             rule,
             max_stale,
-            of,
+            by_worker,
             waiting: BTreeSet::new(),
             sent: vec![vec![Version(0); shards]; workers],
             newest: vec![Version(0); shards],
@@ -38,7 +38,7 @@ impl Intakes {
         }
     }
 
-    /// A worker is to begin; returns which shards it asks now.
+    /// A worker is to begin; returns the shards from which it pulls now.
     pub(super) fn want(
         &mut self,
         worker: WorkerId,
@@ -47,11 +47,11 @@ impl Intakes {
         now: Time,
     ) -> BTreeSet<ShardId> {
         self.waiting.insert(worker);
-        let wants = self.of[worker.0 as usize].want(base, behind, now);
+        let wants = self.by_worker[worker.0 as usize].want(base, behind, now);
         wants.into_iter().map(|(shard, _)| self.send(worker, shard)).collect()
     }
 
-    /// Values have come from these shards; returns which are asked for newer ones.
+    /// Parameters have arrived from these shards; returns the shards to pull newer ones from.
     pub(super) fn landed(
         &mut self,
         worker: WorkerId,
@@ -61,7 +61,7 @@ impl Intakes {
         let index = worker.0 as usize;
         let asked = shards.map(ShardId).filter(|shard| {
             let found = self.sent[index][shard.0 as usize];
-            self.of[index].landed(*shard, found, now).is_some()
+            self.by_worker[index].landed(*shard, found, now).is_some()
         });
         let asked: Vec<ShardId> = asked.collect();
         asked.into_iter().map(|shard| self.send(worker, shard)).collect()
@@ -72,9 +72,9 @@ impl Intakes {
         shard
     }
 
-    /// Whether a worker that waits may begin, which it then does: of how many shards it has old values.
+    /// Begins a waiting worker if its rule allows; returns the number of shards whose values are old.
     pub(super) fn begin(&mut self, worker: WorkerId, now: Time) -> Option<usize> {
-        let intake = &mut self.of[worker.0 as usize];
+        let intake = &mut self.by_worker[worker.0 as usize];
         if !self.waiting.contains(&worker) {
             return None;
         }
@@ -85,29 +85,29 @@ impl Intakes {
         })
     }
 
-    /// Those who wait and are to look again by now.
+    /// Waiting workers whose rule is to be asked again by now.
     pub(super) fn due(&self, now: Time) -> Vec<WorkerId> {
         let due = |worker: &&WorkerId| self.wake(**worker).is_some_and(|at| at <= now);
         self.waiting.iter().filter(due).copied().collect()
     }
 
-    /// The next moment at which one is to look again.
+    /// The next moment at which a waiting worker's rule is to be asked again.
     pub(super) fn next(&self) -> Option<Time> {
         self.waiting.iter().filter_map(|&worker| self.wake(worker)).min()
     }
 
     fn wake(&self, worker: WorkerId) -> Option<Time> {
-        self.of[worker.0 as usize].next_wake()
+        self.by_worker[worker.0 as usize].next_wake()
     }
 
-    /// Nothing comes of what a worker waits for; values that are on their way land all the same.
+    /// A worker stops waiting; parameters on their way still arrive.
     pub(super) fn stop(&mut self, worker: WorkerId) {
         self.waiting.remove(&worker);
     }
 
-    /// A worker has left: whoever comes in its place has nothing.
+    /// A worker has left; its successor begins without parameters.
     pub(super) fn leave(&mut self, worker: WorkerId) {
         self.stop(worker);
-        self.of[worker.0 as usize] = Intake::new((self.rule)(), self.max_stale);
+        self.by_worker[worker.0 as usize] = Intake::new((self.rule)(), self.max_stale);
     }
 }

@@ -1,20 +1,19 @@
 //! The whole system in simulated time: workers, shards and the network between them, driven by the
 //! production [`Coordinator`](paceline_core::Coordinator).
 //!
-//! What is modelled: a round's work reaches a worker after one delay, its request the shards after
-//! another; the parameters come over the shards' links, shared fairly, and take one more delay; the
-//! worker computes as long as its [`World`](crate::World) says; its gradient takes a delay and the
-//! shards' links again. Shards fold what is accepted, one contribution after the other; after the
-//! close they complete that and apply the update, and then the next round may open. So pull, push,
-//! queueing and aggregation are inside the run-times that a policy sees and the overhead that it
-//! bears.
+//! The model of a round: its work reaches a worker after one delay, and the worker's request reaches
+//! the shards after another. The parameters cross the shards' links, shared fairly, with one more
+//! delay. The worker computes for the run-time of its [`World`](crate::World). Its gradient takes a
+//! delay and the shards' links again. Shards fold accepted contributions one after another; after the
+//! close they finish folding and apply the update, and then the next round may open. So the run-times
+//! and the overhead that a policy sees include pull, push, queueing and aggregation.
 //!
-//! One shard may be slower than the others, or stop now and then. Where not all are waited for, a
-//! round has those that were in time: nothing is pulled from the others or pushed to them, and they
-//! come back once they have made the update that they owe. Of those that it has a worker waits for as
-//! many as its own rule says, with values that are older otherwise, and its gradient counts once it is
-//! on as many as a rule of the coordinator says; what is still under way when its round closes is
-//! given up. These, too, are the production ones ([`Weak`]).
+//! One shard may be slower than the others, or stop now and then. Where rounds do not wait for all
+//! shards, a round uses the shards that were in time: workers exchange nothing with the others, which
+//! rejoin once they have applied the updates that they missed. A worker waits for as many of the
+//! round's shards as its own rule says and uses older values of the rest. Its gradient counts once it
+//! is on as many shards as a rule of the coordinator says; transfers still under way when the round
+//! closes are stopped. These rules, too, are the production ones ([`Weak`]).
 
 mod driver;
 mod intakes;
@@ -42,35 +41,35 @@ use crate::{timed::Timed, world::World};
 pub struct System {
     /// Shards and network.
     pub spec: SystemSpec,
-    /// What those past the cut do: they abort when the cut reaches them, or finish. Salvage is
-    /// taken for abort.
+    /// What workers past the cut do: abort when the cut reaches them, or finish. Salvage is treated
+    /// as abort.
     pub straggler: Straggler,
-    /// No round closes with fewer.
+    /// Least contributions of a round.
     pub quorum: usize,
-    /// A range of samples given back this often is waited for.
+    /// Rounds wait for a range of samples that was returned this often.
     pub patience: u32,
 }
 
-/// Which shards are waited for, where not all are.
+/// The rules of weak synchronisation: which shards are waited for, if not all.
 pub struct Weak {
-    /// By rounds, for the last update.
+    /// Shards whose last update a round waits for.
     pub shards: Shards,
-    /// By workers, for values; all without.
+    /// Shards whose parameters a worker waits for; `None` for all.
     pub pull: Option<WaitRule>,
-    /// By the coordinator, for the parts of a gradient; all without.
+    /// Shards that a gradient must reach to count; `None` for all.
     pub push: Option<WaitRule>,
-    /// For how many rounds a worker may use old values.
+    /// Most rounds for which a worker may use old values.
     pub max_stale: u64,
 }
 
 impl System {
-    /// Stragglers abort, the rest is as in production.
+    /// Stragglers abort; other settings are production defaults.
     pub fn new(spec: SystemSpec) -> System {
         System { spec, straggler: Straggler::Abort, quorum: 1, patience: Ledger::PATIENCE }
     }
 
-    /// Runs so many rounds of `world`. Rounds in which nobody was there are left out. The same
-    /// world and policy give the same outcome bit for bit, but for [`SystemOutcome::cost`].
+    /// Runs `rounds` rounds of `world`. Rounds without workers are left out. The same world and
+    /// policy give the same outcome bit for bit, except for [`SystemOutcome::cost`].
     pub fn run(
         &self,
         world: &mut dyn World,
@@ -81,7 +80,7 @@ impl System {
         self.run_over(Weak { shards, pull: None, push: None, max_stale: 0 }, world, rounds, policy)
     }
 
-    /// The same over shards, as many as the system has, that may be left behind.
+    /// Like [`run`](Self::run), with weak synchronisation over the system's shards.
     pub fn run_over(
         &self,
         weak: Weak,

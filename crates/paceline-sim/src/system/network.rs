@@ -1,12 +1,12 @@
-//! All shards' links, as the workers see them.
+//! The links of all shards.
 
 use std::ops::Range;
 
 use paceline_core::Time;
 
-use super::{SystemSpec, link::Link, servers::Present};
+use super::{SystemSpec, link::SimLink, servers::Present};
 
-/// Which way a transfer goes.
+/// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     /// Parameters, from the shards to a worker.
@@ -15,23 +15,23 @@ pub(super) enum Way {
     Push,
 }
 
-/// The links of every shard. A worker transfers its part of the model with all shards of its round at
-/// once, and each of these transfers has the same share of the worker's own link.
+/// The links of all shards. A worker exchanges the model with all shards of its round at once, and
+/// each of these transfers has an equal share of the worker's own link.
 ///
-/// Shards that are alike hold equal parts and are asked for them at the same moments, so one link
-/// stands for all of them: the cost of a run does not grow with their number.
+/// Equal shards hold equal parts of the model and transfer them at the same moments, so one link
+/// stands for all of them: the cost of a simulation does not grow with their number.
 #[derive(Debug, Clone)]
 pub(super) struct Network {
-    /// Empty where there is nothing to transfer.
-    groups: Vec<Group>,
+    /// Empty if there is nothing to transfer.
+    groups: Vec<EqualShards>,
 }
 
-/// Shards that are alike.
+/// Shards with equal links.
 #[derive(Debug, Clone)]
-struct Group {
+struct EqualShards {
     shards: Range<u32>,
-    pull: Link,
-    push: Link,
+    pull: SimLink,
+    push: SimLink,
 }
 
 impl Network {
@@ -40,8 +40,8 @@ impl Network {
         let cap = spec.worker_bandwidth / f64::from(spec.shards);
         let group = |(shards, slow): (Range<u32>, bool)| {
             let share = if slow { spec.slow_shard } else { 1.0 };
-            let link = Link::new(workers, part, spec.server_bandwidth * share, cap);
-            Group { shards, pull: link.clone(), push: link }
+            let link = SimLink::new(workers, part, spec.server_bandwidth * share, cap);
+            EqualShards { shards, pull: link.clone(), push: link }
         };
         Network { groups: spec.kinds().filter(|_| part > 0.0).map(group).collect() }
     }
@@ -54,7 +54,7 @@ impl Network {
         !self.groups.is_empty()
     }
 
-    /// Stops a worker's transfers that way.
+    /// Stops a worker's transfers in one direction.
     pub(super) fn leave(&mut self, way: Way, worker: usize, now: Time) {
         self.groups.iter_mut().for_each(|group| group.link(way).leave(worker, now));
     }
@@ -68,7 +68,7 @@ impl Network {
             .min()
     }
 
-    /// A transfer that has ended by now: whose, which way, and with which shards.
+    /// Removes and returns a transfer that has ended by now: worker, direction, shards.
     pub(super) fn ended(&mut self, now: Time) -> Option<(usize, Way, Range<u32>)> {
         self.groups.iter_mut().find_map(|group| {
             let (worker, way) = match group.pull.ended(now) {
@@ -79,14 +79,14 @@ impl Network {
         })
     }
 
-    /// The share of its bandwidth that the busiest link of the busiest shard uses.
+    /// The share of its bandwidth that the busiest link uses.
     pub(super) fn load(&self) -> f64 {
         self.groups.iter().map(|group| group.pull.load().max(group.push.load())).fold(0.0, f64::max)
     }
 }
 
-impl Group {
-    fn link(&mut self, way: Way) -> &mut Link {
+impl EqualShards {
+    fn link(&mut self, way: Way) -> &mut SimLink {
         match way {
             Way::Pull => &mut self.pull,
             Way::Push => &mut self.push,

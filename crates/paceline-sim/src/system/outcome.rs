@@ -1,57 +1,56 @@
-//! What a simulated system did.
+//! The outcome of a simulated run.
 
 use paceline_core::{CutReason, SampleCounts};
 
 use crate::timed::Cost;
 
-/// One round, with its time split along its critical path: the way of the last contribution that it
+/// One round, with its time split along the critical path: that of the last contribution that it
 /// waited for. The parts add up to [`SystemRound::seconds`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SystemRound {
-    /// Contributions accepted, by the share of their work.
+    /// Accepted contributions, each weighted by the share of its work.
     pub accepted: f64,
-    /// Workers that were given work in it.
+    /// Workers that were given work in the round.
     pub given: usize,
     /// From the last publication to this round's.
     pub seconds: f64,
     /// From the opening until the last contribution's worker had its parameters.
     pub pull: f64,
-    /// It computed.
+    /// That worker's computation.
     pub compute: f64,
-    /// From then until it was whole on every shard: push and queueing.
+    /// From the end of the computation until the gradient was on every shard: push and queueing.
     pub push: f64,
-    /// Nobody came: before the opening or the worker's own start, and between the last arrival and
+    /// Idle time: before the opening or the worker's own start, and between the last arrival and
     /// the cut.
     pub wait: f64,
     /// From the close to the publication.
     pub overhead: f64,
-    /// The share of the shards, and so of the blocks, that it did without, or of which its workers had
-    /// old values.
+    /// The share of shards, and so of blocks, that the round left out or whose values were old.
     pub stale: f64,
-    /// The share of the blocks it had that what it accepted did not reach.
+    /// The share of the round's blocks that accepted contributions did not reach.
     pub missed: f64,
-    /// Why it stopped waiting.
+    /// Why the round was cut.
     pub reason: CutReason,
 }
 
-/// A whole run.
+/// The outcome of a simulated run.
 #[derive(Debug, Clone)]
 pub struct SystemOutcome {
-    /// Round by round.
+    /// Its rounds.
     pub rounds: Vec<SystemRound>,
-    /// The simulated time of all of it.
+    /// The simulated time of the run.
     pub seconds: f64,
-    /// The share of its bandwidth that the busiest shard used in its busier direction, over time.
+    /// Mean share of its bandwidth that the busiest shard used in its busier direction.
     pub server_utilisation: f64,
-    /// What became of the samples.
+    /// Samples by what became of them.
     pub samples: SampleCounts,
-    /// No sample was lost or used twice.
+    /// Whether no sample was lost or used twice.
     pub ledger_balanced: bool,
-    /// Contributions that came after their round had closed.
+    /// Contributions that arrived after their round had closed.
     pub late: u64,
-    /// How often a round waited for a shard because it had missed as many updates as it may.
+    /// How often a round waited for a shard that had missed the most updates allowed.
     pub awaited: u64,
-    /// What deciding took.
+    /// The CPU time of decisions.
     pub cost: Cost,
 }
 
@@ -72,12 +71,12 @@ impl SystemOutcome {
         self.rounds.iter().map(figure).sum::<f64>() / self.rounds.len().max(1) as f64
     }
 
-    /// The share of the work handed out that was accepted.
+    /// The accepted share of the work handed out.
     pub fn accepted_share(&self) -> f64 {
         self.mean(|round| round.accepted) / self.mean(|round| round.given as f64).max(1e-300)
     }
 
-    /// The share of the rounds that were cut while somebody was still working for them.
+    /// The share of rounds that were cut while a worker was still computing for them.
     pub fn cut_share(&self) -> f64 {
         self.mean(|round| f64::from(u8::from(round.accepted < round.given as f64)))
     }

@@ -1,4 +1,4 @@
-//! Messages under way.
+//! Messages in transit.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -6,19 +6,19 @@ use paceline_core::{Time, Version, WorkerId};
 
 use super::task::Task;
 
-/// What is under way to many workers or from them.
+/// A message to or from a group of workers or shards.
 pub(super) enum Message {
-    /// Requests for parameters, at the shards.
+    /// Workers request parameters from the shards.
     Pull(Vec<(WorkerId, Task)>),
-    /// A cut, at its stragglers.
+    /// The coordinator tells stragglers of a cut.
     Cut(Version, Vec<WorkerId>),
-    /// That they have stopped, at the coordinator.
+    /// Stragglers tell the coordinator that they have stopped.
     Aborted(Version, Vec<WorkerId>),
-    /// The update is applied on these shards.
+    /// These shards have applied the update.
     Applied(Range<u32>),
 }
 
-/// Messages by the moment they are there; those of one moment in the order they were sent in.
+/// Messages by arrival time; those of the same time in the order in which they were sent.
 #[derive(Default)]
 pub(super) struct Post {
     messages: BTreeMap<(Time, u64), Message>,
@@ -31,12 +31,12 @@ impl Post {
         self.sent += 1;
     }
 
-    /// When the next is there.
+    /// When the next message arrives.
     pub(super) fn next(&self) -> Option<Time> {
         self.messages.keys().next().map(|&(at, _)| at)
     }
 
-    /// One that is there by now.
+    /// Removes and returns a message that has arrived by now.
     pub(super) fn arrived(&mut self, now: Time) -> Option<Message> {
         self.messages.first_entry().filter(|entry| entry.key().0 <= now).map(|entry| entry.remove())
     }

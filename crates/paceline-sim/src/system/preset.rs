@@ -1,4 +1,4 @@
-//! Systems by name.
+//! Presets of simulated systems.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const LAN: SystemSpec = SystemSpec {
     stop_for: Duration::ZERO,
 };
 
-/// Every preset, and one line on what it is.
+/// Every preset, with a one-line description.
 pub const PRESETS: [(SystemSpec, &str); 4] = [
     (LAN, "100 MB on 4 shards, 10 Gbit/s, 0.1 ms"),
     (
@@ -41,7 +41,7 @@ pub const PRESETS: [(SystemSpec, &str); 4] = [
     ),
     (
         SystemSpec { name: "tiny", shards: 1, model: 0.0, delay: Duration::ZERO, ..LAN },
-        "no communication to speak of: as in a plain replay",
+        "no communication: like a plain replay",
     ),
 ];
 

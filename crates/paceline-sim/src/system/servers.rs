@@ -1,4 +1,4 @@
-//! What shards are at: folding, updating, or nothing at all.
+//! The shards' work: folding, updating, and stops.
 
 use std::{collections::BTreeSet, ops::Range, time::Duration};
 
@@ -6,26 +6,26 @@ use paceline_core::{Round, ShardId, Time};
 
 use super::SystemSpec;
 
-/// Which kinds of shards have a part in something, by their place in [`SystemSpec::kinds`].
+/// Which kinds of shards take part, by index in [`SystemSpec::kinds`].
 pub(super) type Present = [bool; 2];
 
-/// All shards. Those of a kind do the same at the same moments.
+/// All shards. Shards of one kind do the same at the same moments.
 #[derive(Debug, Clone)]
 pub(super) struct Servers {
-    kinds: Vec<Kind>,
+    kinds: Vec<ShardKind>,
 }
 
 #[derive(Debug, Clone)]
-struct Kind {
+struct ShardKind {
     shards: Range<u32>,
-    /// Going over its part once.
+    /// Time for one pass over a shard's parameters.
     pass: Duration,
-    /// Until when it is folding what was accepted, and updating.
+    /// Until when it folds and updates.
     busy: Time,
     stops: Option<Stops>,
 }
 
-/// A stop before an update, every so many rounds.
+/// Stops before an update, once per `every` rounds.
 #[derive(Debug, Clone, Copy)]
 struct Stops {
     every: u64,
@@ -38,7 +38,7 @@ impl Servers {
         let every = u64::from(spec.stop_every);
         let stops =
             (every > 0).then_some(Stops { every, lasts: spec.stop_for, next: Round(every) });
-        let kind = |(shards, slow): (Range<u32>, bool)| Kind {
+        let kind = |(shards, slow): (Range<u32>, bool)| ShardKind {
             shards,
             pass: if slow { spec.pass().mul_f64(spec.slow_fold) } else { spec.pass() },
             busy: Time::ZERO,
@@ -47,7 +47,7 @@ impl Servers {
         Servers { kinds: spec.kinds().map(kind).collect() }
     }
 
-    /// The kinds of these shards, of which it has all or none.
+    /// The kinds of these shards, which include all or none of each kind.
     pub(super) fn present(&self, shards: &BTreeSet<ShardId>) -> Present {
         let mut present = [false; 2];
         for (kind, present) in self.kinds.iter().zip(&mut present) {
@@ -61,7 +61,7 @@ impl Servers {
         self.among(present.map(|here| !here)).flatten().collect()
     }
 
-    /// How many shards these are.
+    /// The number of shards of these kinds.
     pub(super) fn count(&self, present: Present) -> u32 {
         self.among(present).map(|shards| shards.len() as u32).sum()
     }
@@ -75,14 +75,14 @@ impl Servers {
             .map(|(kind, _)| kind.shards.clone())
     }
 
-    /// These fold a contribution that was accepted.
+    /// Shards of these kinds fold an accepted contribution.
     pub(super) fn fold(&mut self, present: Present, at: Time) {
         for (kind, _) in self.kinds.iter_mut().zip(present).filter(|(_, here)| *here) {
             kind.busy = kind.busy.max(at) + kind.pass;
         }
     }
 
-    /// These make the update of a round that closes; returns when each kind will have made it.
+    /// Shards of these kinds apply the update of a closed round; returns when each kind is done.
     pub(super) fn update(
         &mut self,
         present: Present,

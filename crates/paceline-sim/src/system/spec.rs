@@ -1,14 +1,14 @@
-//! A system's size and network, as users write it: `lan`, `wan:model=50MB`, `lan:shards=8,delay=1ms`.
+//! Size and network of a system, as users write it: `lan`, `wan:model=50MB`, `lan:shards=8,delay=1ms`.
 
 use std::{fmt, ops::Range, str::FromStr, time::Duration};
 
 use super::preset::{PRESETS, preset};
 
-/// Shards and network of a simulated system. How many workers there are, and how long they compute,
-/// the [`World`](crate::World) says.
+/// Shards and network of a simulated system. The [`World`](crate::World) has the number of workers
+/// and their run-times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SystemSpec {
-    /// The preset it began as.
+    /// The preset that it is based on.
     pub name: &'static str,
     /// Shards, from 1.
     pub shards: u32,
@@ -16,34 +16,34 @@ pub struct SystemSpec {
     pub model: f64,
     /// Bytes per second of each shard's link, in each direction.
     pub server_bandwidth: f64,
-    /// The share of that which shard 0 has; 1 is like the others.
+    /// Shard 0's share of that bandwidth; 1 for an ordinary shard.
     pub slow_shard: f64,
     /// Bytes per second of each worker's link, in each direction.
     pub worker_bandwidth: f64,
-    /// One way, of every message.
+    /// One-way delay of every message.
     pub delay: Duration,
     /// Bytes per second at which a shard folds a contribution into the sum, and applies an update.
     pub fold: f64,
-    /// How many times as long shard 0 takes for that; 1 is like the others.
+    /// How many times as long shard 0 takes to fold and update; 1 for an ordinary shard.
     pub slow_fold: f64,
-    /// Every so many rounds shard 0 stops before its update; 0 is never.
+    /// Rounds between stops of shard 0, each before its update; 0 for no stops.
     pub stop_every: u32,
-    /// For how long.
+    /// How long a stop lasts.
     pub stop_for: Duration,
 }
 
 impl SystemSpec {
-    /// Bytes of a shard's part.
+    /// Bytes per shard.
     pub fn part(&self) -> f64 {
         self.model / f64::from(self.shards)
     }
 
-    /// How long a shard takes to go over its part once.
+    /// Time that a shard takes for one pass over its parameters.
     pub fn pass(&self) -> Duration {
         Duration::try_from_secs_f64(self.part() / self.fold).unwrap_or(Duration::MAX)
     }
 
-    /// Shards that are alike, and whether they are slow: shard 0 if anything is the matter with it,
+    /// Groups of equal shards, each with whether it is slow: shard 0 alone if it is slow or stops,
     /// and the others.
     pub(super) fn kinds(&self) -> impl Iterator<Item = (Range<u32>, bool)> + use<> {
         let slow = self.slow_shard < 1.0 || self.slow_fold > 1.0 || self.stop_every > 0;
@@ -122,7 +122,7 @@ impl FromStr for SystemSpec {
     }
 }
 
-/// The preset and what differs from it; reads back as the same system.
+/// The preset and the values that differ from it; parses back to the same system.
 impl fmt::Display for SystemSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let base = preset(self.name).unwrap_or(PRESETS[0].0);
@@ -149,7 +149,7 @@ impl fmt::Display for SystemSpec {
     }
 }
 
-/// A number before one of these units, the longer first; its value in the unit of the factors.
+/// Reads a number with one of these units, longer units first; returns it times the unit's factor.
 fn quantity(text: &str, units: &[(&str, f64)]) -> Option<f64> {
     let (number, factor) =
         units.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)))?;
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn systems_parse_or_say_what_would() {
+    fn systems_parse_or_name_what_is_expected() {
         check("lan", Ok("lan"));
         check("lan:", Ok("lan"));
         check("lan:shards=4", Ok("lan"));

@@ -1,4 +1,4 @@
-//! What one worker is at.
+//! A worker's current work.
 
 use std::time::Duration;
 
@@ -6,29 +6,29 @@ use paceline_core::{Time, Version, Work};
 
 use super::servers::Present;
 
-/// The last work that a worker heard of, and how far it is with it.
+/// The last work that a worker heard of, and its progress.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Task {
-    /// The version it computes from; `None` before its first.
+    /// The version it computes from; `None` before the worker's first work.
     pub(super) base: Option<Version>,
-    /// Whether something still comes of it.
+    /// Whether the work can still become a contribution.
     pub(super) alive: bool,
-    /// When the coordinator gave it.
+    /// When the coordinator handed it out.
     pub(super) given: Time,
     /// How long computing takes.
     pub(super) compute: Duration,
-    /// Samples behind it.
+    /// Number of samples.
     pub(super) samples: u32,
-    /// The shards that its round has.
+    /// The shards of its round.
     pub(super) shards: Present,
-    /// Shards of which parameters, or to which the gradient, have still to get.
+    /// Transfers outstanding: shards still to pull from, or to push to.
     pub(super) left: u32,
-    /// When it had its parameters.
+    /// When the worker had its parameters.
     pub(super) pulled: Time,
 }
 
 impl Task {
-    /// What is handed out at `given`.
+    /// Work handed out at `given`.
     pub(super) fn new(
         work: &Work,
         base: Version,
@@ -48,17 +48,17 @@ impl Task {
         }
     }
 
-    /// Nothing comes of work on `base`, whether or not the worker had heard of it.
+    /// Abandoned work on `base`, whether or not the worker had heard of it.
     pub(super) fn given_up(base: Version) -> Task {
         Task { base: Some(base), ..Task::default() }
     }
 
-    /// Whether it is work on that version, and something still comes of it.
+    /// Whether it is work on `base` that can still become a contribution.
     pub(super) fn is_at(&self, base: Version) -> bool {
         self.alive && self.base == Some(base)
     }
 
-    /// Its time so far: pull, compute, push.
+    /// Its time until arrival, split into pull, compute and push.
     pub(super) fn split(&self, arrived: Time) -> [Duration; 3] {
         let push = arrived.since(self.pulled + self.compute);
         [self.pulled.since(self.given), self.compute, push]

@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use paceline_core::{Policy, Straggler};
 use paceline_model::Model;
 use paceline_policy::{Cutoff, Static};
-use paceline_sim::{Drawn, Outcome, Recorded, Replay, Scripted};
+use paceline_sim::{Drawn, Recorded, Replay, ReplayOutcome, Scripted};
 use paceline_trace::{Hindsight, Trace, deadlines, hindsight};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -43,7 +43,7 @@ pub(super) struct Row {
     pub(super) decide_us_p99: f64,
     pub(super) decide_cpu_us_per_round: f64,
     #[serde(skip)]
-    pub(super) outcome: Outcome,
+    pub(super) outcome: ReplayOutcome,
 }
 
 /// What the future says of a trace.
@@ -154,7 +154,7 @@ fn row(
     trace: &Trace,
     replay: &Replay,
     bounds: &Bounds,
-    outcome: Outcome,
+    outcome: ReplayOutcome,
 ) -> Row {
     let rate = outcome.rate(replay.overhead);
     let rounds = outcome.rounds.len();
@@ -188,7 +188,7 @@ fn row(
 }
 
 /// How much the rounds' own rates vary: standard deviation over mean.
-fn variation(outcome: &Outcome, overhead: f64) -> f64 {
+fn variation(outcome: &ReplayOutcome, overhead: f64) -> f64 {
     let rates: Vec<f64> =
         outcome.rounds.iter().map(|r| r.accepted / (r.seconds + overhead).max(1e-12)).collect();
     let n = rates.len().max(1) as f64;
