@@ -1,30 +1,29 @@
 //! `auto`: a mixture of experts that stops inside the round, and the default.
 //!
 //! **Experts.** Models under the renewal rule ([`Filter`], [`Bdsgd`], [`Empirical`]) and plain fixed counts,
-//! from a few up to all. One leads the round. Afterwards each is credited with what it would have
-//! earned at the run's rate λ: gain − λ·time, per participant, clipped to [−1, 1]. A model's stop is
+//! from a few up to all. One leads the round. Afterwards each is credited with its counterfactual
+//! earnings at the run's rate λ: gain − λ·time, per participant, clipped to [−1, 1]. A model's stop is
 //! found by running its rule over the closed round, off the critical path; a count's is an order
 //! statistic.
 //!
-//! **One side is seen.** An expert that would have waited beyond the cut cannot be scored; it keeps
-//! its score. So playing an expert reveals every expert that
-//! stops no later: a feedback graph in which any two experts are joined (independence number 1).
-//! What no play reveals is reached by probes ([`Probe`]): for workers not seen for long, within a
-//! budget of a fixed share of all time, and never beyond the moment after which arrivals could not
-//! pay; so is every leader bounded, whatever it believes.
+//! **One-sided feedback.** An expert that would have waited beyond the cut cannot be scored; it keeps
+//! its score. So playing an expert reveals every expert that stops no later: a feedback graph in which
+//! any two experts are joined (independence number 1). Probes ([`Probe`]) reveal the rest: they wait
+//! for workers not seen for long, within a budget of a fixed share of all time, and never beyond the
+//! moment after which arrivals could not pay. The same moment bounds every leader.
 //!
-//! **What is measured has the last word.** Experts are scored by what would have been; whether waiting
-//! for all brings more is also tried ([`Trial`]), and stayed with where it does.
+//! **Measurement overrules scores.** Scores are counterfactual, so waiting for all workers is also
+//! tried ([`FullSyncTrial`]), and kept if it measurably gains more.
 //!
 //! **Comparator and regret.** The comparator is the best single expert over the last rounds, in
 //! earnings at the λ in force; scores forget with a memory of W = 50 scored rounds, since clusters
 //! change. The leader is replaced when another is ahead of it by three standard deviations of its
 //! lead and 0.1 earnings. So over any window of W rounds its regret to an expert that was scored is
-//! at most about 3·σ·√W + 1.1, σ being the deviation of a round's difference: O(√W) a window. That
-//! is a bound on tracking, not on all of a run: a steady lead below about (3·σ·√W + 0.1)/W a round
-//! goes unnoticed. To that comes the time of probes, at most 1 % of all. An expert that always waits
-//! longer cannot be scored until a probe lasts as long as it: one that waits w rounds longer is
-//! revealed within about 100·w·log₂(4·w) rounds.
+//! at most about 3·σ·√W + 1.1, σ being the deviation of a round's difference: O(√W) per window. This
+//! bounds tracking, not the regret of a whole run: a steady lead below about (3·σ·√W + 0.1)/W per round
+//! goes unnoticed. Probes cost at most 1 % of all time on top. An expert that always waits longer
+//! cannot be scored until a probe lasts as long as it: one that waits w rounds longer is revealed
+//! within about 100·w·log₂(4·w) rounds.
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,39 +38,40 @@ use crate::{
     patience::Patience,
     predict::{Bdsgd, Empirical, Filter, Predictor},
     probe::Probe,
-    rate::Rate,
+    rate::GainRate,
     scene::{Scene, whole_portions},
     stop::break_even,
-    trial::Trial,
+    trial::FullSyncTrial,
 };
 
 /// Rounds that the scores remember.
 const MEMORY: f64 = 50.0;
-/// How much better than the leader another must have done to take over: in standard deviations of
-/// the difference, and in rounds' earnings.
+/// The lead over the leader that an expert needs to replace it: in standard deviations of the
+/// difference, and in earnings.
 const MARGIN: (f64, f64) = (3.0, 0.1);
-/// Rounds that an expert must have been scored in.
+/// Least rounds in which an expert must have been scored.
 const ENOUGH: f64 = 3.0;
-/// Variance of a difference that is taken for granted, since a few rounds may happen to agree.
+/// Least variance assumed for a difference, since a few rounds may agree by chance.
 const NOISE: f64 = 1e-3;
-/// An expert that could not be scored for so many rounds is worth a probe.
+/// An expert that could not be scored for this many rounds is worth a probe.
 const UNSCORED: u32 = 20;
-/// While full sync does best, every so many rounds are learnt from; and where rounds are shorter than
-/// this many seconds, so many fewer. On a busy host thinking costs the workers time.
+/// While full sync does best, the policy learns from one round in [`CALM`], and from fewer in
+/// proportion if rounds are shorter than [`THINKING`] seconds: on a busy host learning costs the
+/// workers time.
 const CALM: u64 = 8;
 const THINKING: f64 = 0.02;
-/// A round is not cut before so long: it takes a system milliseconds to wake whoever has something to
-/// do, so what is below that tells nothing of workers.
+/// Least time before a cut: waking threads takes milliseconds, so shorter times say nothing about
+/// workers.
 const LEAST: Duration = Duration::from_millis(5);
-/// Shares of the participants that the fixed counts wait for; all, and all but one, come as well.
+/// Shares of the participants that the fixed counts wait for, besides all and all but one.
 const SHARES: [f64; 12] = [0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.75, 0.85, 0.9, 0.95, 0.98];
 
-/// Who may lead.
+/// An expert of the mixture.
 enum Expert {
     Model(Box<dyn Predictor>),
-    /// This share of the participants.
+    /// Waits for this share of the participants.
     Share(f64),
-    /// All but so many.
+    /// Waits for all but this many.
     AllBut(usize),
 }
 
@@ -92,19 +92,19 @@ pub struct Auto {
     scores: Vec<ExpertScore>,
     leader: usize,
     gain: Gain,
-    /// How many were in when the leader would have cut, if the round is being probed since.
+    /// Arrivals at the moment when the leader would have cut, if a probe follows it.
     led_to: Option<usize>,
-    rate: Rate,
+    rate: GainRate,
     probe: Probe,
     patience: Patience,
-    trial: Trial,
-    /// Micro-batches that count one by one.
+    trial: FullSyncTrial,
+    /// Micro-batches per contribution if they count one by one, else 1.
     partial: u32,
     recent: RecentArrivals,
     backlog: Backlog,
 }
 
-/// What an expert earned beyond the leader, discounted.
+/// An expert's discounted earnings beyond the leader's.
 #[derive(Debug, Clone, Copy, Default)]
 struct ExpertScore {
     sum: f64,
@@ -115,7 +115,7 @@ struct ExpertScore {
 }
 
 impl ExpertScore {
-    /// By how much it is ahead of the leader, beyond doubt.
+    /// A lower confidence bound on its lead over the leader.
     fn ahead(&self) -> f64 {
         if self.rounds < ENOUGH {
             return f64::NEG_INFINITY;
@@ -126,7 +126,7 @@ impl ExpertScore {
     }
 }
 
-/// How many arrivals recent rounds closed with, so that no question comes much before.
+/// Arrivals of recent rounds at their close, so that the policy is not asked long before.
 #[derive(Debug, Clone, Default)]
 struct RecentArrivals {
     least: f64,
@@ -140,7 +140,8 @@ impl RecentArrivals {
         self.least = accepted.min(self.least + 0.1 * (accepted - self.least).max(0.0));
     }
 
-    /// Arrivals before which a question is idle: most of the fewest of late, more if their number varies little.
+    /// Arrivals before which a question is useless: most of the recent minimum, more if it varies
+    /// little.
     fn skip(&self) -> usize {
         let share = if self.spread < 0.1 { 0.9 } else { 0.6 };
         (share * self.least) as usize
@@ -164,17 +165,17 @@ impl Auto {
             leader: 0,
             gain: Gain::new(objective),
             led_to: None,
-            rate: Rate::default(),
+            rate: GainRate::default(),
             probe: Probe::default(),
             patience: Patience::default(),
-            trial: Trial::default(),
+            trial: FullSyncTrial::default(),
             partial: 1,
             recent: RecentArrivals::default(),
             backlog: Backlog::default(),
         }
     }
 
-    /// The leading expert, for people.
+    /// The leading expert's name for display.
     fn leader_name(&self, participants: usize) -> String {
         match &self.experts[self.leader] {
             _ if self.trial.waits_for_all() => "full".to_owned(),
@@ -183,7 +184,7 @@ impl Auto {
         }
     }
 
-    /// What each expert would have earned in a closed round, where that is known.
+    /// The earnings that each expert would have had in a closed round, if known.
     fn earnings(&mut self, record: &RoundRecord<'_>, closed: &ClosedRound) -> Vec<Option<f64>> {
         let n = closed.participants();
         let overhead = self.rate.overhead();
@@ -194,7 +195,7 @@ impl Auto {
             let brings = gain.value(closed.brings(count, time));
             ((brings - rate * (time + overhead)) / all).clamp(-1.0, 1.0)
         };
-        // Where all were waited for nobody led.
+        // A round that waits for all has no leader.
         let leader = Some(self.leader).filter(|_| !self.trial.waits_for_all());
         let rethink = record.round.0.is_multiple_of(models_every(n));
         let played = match (self.led_to, self.probe.cut_was_due()) {
@@ -222,7 +223,7 @@ impl Auto {
         let Some(played) = earnings[leader] else { return };
         let keep = 1.0 - 1.0 / MEMORY;
         for (score, earned) in self.scores.iter_mut().zip(earnings) {
-            // What was not seen is not forgotten: a rare trial must count.
+            // An unscored round does not discount a score, so that rare probes count.
             let Some(earned) = earned else {
                 score.unscored += 1;
                 continue;
@@ -278,14 +279,14 @@ impl Auto {
     }
 }
 
-/// Rounds between scores of the models that do not lead: among many workers that is what costs
-/// most, and the more workers the less a single round is chance.
+/// Rounds between scores of the models that do not lead: with many workers these cost the most, and
+/// a single round is less subject to chance.
 fn models_every(participants: usize) -> u64 {
     (participants as u64 / 1000).clamp(1, 8)
 }
 
-/// Where a model's rule would have stopped in a closed round: how many were in, and when. `None` if
-/// it would have gone on beyond what was seen.
+/// Where a model's rule would have stopped in a closed round: arrivals and seconds. `None` if it would
+/// have waited beyond the cut.
 fn model_stop(
     predictor: &mut dyn Predictor,
     gain: &Gain,
@@ -293,7 +294,7 @@ fn model_stop(
     rate: f64,
 ) -> Option<(usize, f64)> {
     let (mut count, mut elapsed) = (1, 0.0);
-    // Each step takes in half of what is expected, so a handful suffices.
+    // Each step covers half of the expected arrivals, so a few steps suffice.
     for _ in 0..64 {
         let scene = closed.scene(count, elapsed);
         if scene.silent.is_empty() {
@@ -442,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_that_waits_too_short_is_replaced_though_longer_waits_are_never_seen() {
+    fn a_leader_that_cuts_too_early_is_replaced_though_longer_waits_are_never_seen() {
         let mut trace = Trace::of_size("even", Unit::Relative, 10);
         for round in 0..800 {
             let row = (0..10).map(|i| {

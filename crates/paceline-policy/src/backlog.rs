@@ -1,17 +1,17 @@
-//! Lessons that a policy has not learnt from yet.
+//! Observations that a policy has not learnt from yet.
 
 use paceline_core::{KeptRecord, RoundRecord, RunTime, Version, WorkerId};
 
-/// Lessons in the order in which they came. Between a close and the next opening every worker waits, so a
-/// policy that learns slowly keeps its lessons until the workers have been sent off. Because all of them
-/// are kept, and in order, it does not matter when the policy learns from them.
+/// Lessons in order of arrival. Between a close and the next opening every worker waits, so a policy
+/// that learns slowly stores its lessons until the workers have their work. All are kept, in order, so
+/// it does not matter when the policy learns from them.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
     lessons: Vec<Lesson>,
     seen_rounds: bool,
 }
 
-/// One thing to learn from.
+/// One observation to learn from.
 #[derive(Debug)]
 pub(crate) enum Lesson {
     Closed(KeptRecord),
@@ -34,8 +34,8 @@ impl Backlog {
         self.lessons.push(Lesson::Late { worker, base, run_time });
     }
 
-    /// Whether a round has closed, learnt from or not. The question at an opening is then answered
-    /// without learning first.
+    /// Whether a round has closed, learnt from or not. The decision at an opening then needs no
+    /// learning first.
     pub(crate) fn has_seen_rounds(&self) -> bool {
         self.seen_rounds
     }

@@ -1,34 +1,34 @@
 //! `bandit`: learns the count with no model (Q10).
 //!
 //! The arms are the counts 1 … n. Waiting for c shows the arrival time of every count up to c, so
-//! one play informs all arms below it. Of arms above nothing is known but that they are later: an
-//! optimist takes them to come at once after the last seen, and tries the next few of them as often
-//! as an upper confidence bound allows.
+//! one play informs all arms below it. Arms above are only known to be later: the rule optimistically
+//! assumes that they come right after the last seen, and tries the next few as often as an upper
+//! confidence bound allows.
 
 use paceline_core::{Decision, Policy, RoundRecord, RoundView, Time};
 
 use crate::{
-    learned::not_worth_waiting, objective::Gain, patience::Patience, rate::Rate, scene::in_order,
-    stop::break_even,
+    learned::not_worth_waiting, objective::Gain, patience::Patience, rate::GainRate,
+    scene::in_order, stop::break_even,
 };
 
 /// Rounds that an arm remembers.
 const MEMORY: f64 = 50.0;
-/// Width of the confidence bound, in shares of an arm's time for one observation.
+/// Width of the confidence bound after one observation, as a share of the arm's time.
 const OPTIMISM: f64 = 0.15;
 
-/// One count: how long it took to be reached.
+/// One count, with the time to reach it.
 #[derive(Debug, Clone, Copy, Default)]
 struct Arm {
     seconds: f64,
     weight: f64,
 }
 
-/// The counts and what is known of them.
+/// The bandit over counts.
 #[derive(Debug, Clone, Default)]
 pub struct Bandit {
     arms: Vec<Arm>,
-    rate: Rate,
+    rate: GainRate,
     patience: Patience,
     wanted: usize,
 }
@@ -73,7 +73,7 @@ impl Policy for Bandit {
         if view.arrivals.is_empty() || view.now <= view.opened {
             return Decision::WAIT;
         }
-        // A count alone would wait for ever on a stall: not beyond what could pay.
+        // A count alone would wait for ever on a stall, so the wait ends when arrivals cannot pay.
         let gained: f64 = view.arrivals.iter().map(|a| a.contribution.weight).sum();
         let missing: f64 = view.outstanding().map(|(_, work)| f64::from(work.samples)).sum();
         let elapsed = view.now.since(view.opened).as_secs_f64();

@@ -1,25 +1,25 @@
-//! A closed round, looked at again: what it would have brought, had it been cut earlier.
+//! A closed round in hindsight: what an earlier cut would have gained.
 
 use std::collections::BTreeMap;
 
 use paceline_core::{RoundRecord, RunTime, WorkerId};
 
-use crate::scene::{Arrived, Pace, Scene, Silent, in_order, pace, seconds};
+use crate::scene::{Arrived, MicroBatchPace, Scene, Silent, in_order, pace, seconds};
 
-/// When each worker arrived, and how far the others were. Times are those of the round, as measured;
+/// The arrival times of a round, and the progress of its stragglers. Times are as measured;
 /// [`ClosedRound::scene`] converts them to whole portions for predictors.
 #[derive(Debug)]
 pub(crate) struct ClosedRound {
     /// Observed run-times in order, then the censored ones.
     order: Vec<(WorkerId, RunTime)>,
-    /// The share of a whole portion that each was given.
+    /// The share of a whole portion that each worker was given.
     loads: Vec<f64>,
-    /// Seconds that each takes for all of its work, where that is known or its pace says it.
+    /// Seconds that each worker takes for all of its work, if known or extrapolated from its pace.
     whole: Vec<Option<f64>>,
     arrived: usize,
-    /// Micro-batches that count one by one.
+    /// Micro-batches per contribution if they count one by one, else 1.
     partial: u32,
-    /// Samples of a whole portion, about.
+    /// Approximate samples per whole portion.
     each: f64,
 }
 
@@ -50,18 +50,18 @@ impl ClosedRound {
         self.arrived
     }
 
-    /// When so many had arrived; `None` if they never did.
+    /// When `count` workers had arrived; `None` if they never did.
     pub(crate) fn arrival(&self, count: usize) -> Option<f64> {
         let place = count.checked_sub(1).filter(|_| count <= self.arrived)?;
         Some(seconds(self.order[place].1))
     }
 
-    /// The last moment of which anything is known.
+    /// The last moment that was observed.
     pub(crate) fn end(&self) -> f64 {
         self.order.iter().map(|(_, time)| seconds(*time)).fold(0.0, f64::max)
     }
 
-    /// Samples of a round that all finish.
+    /// Samples of the round if all workers finished.
     pub(crate) fn all(&self) -> f64 {
         match self.loads.is_empty() {
             true => self.each,
@@ -69,7 +69,7 @@ impl ClosedRound {
         }
     }
 
-    /// Samples that a cut at `time` with `count` arrivals brings, micro-batches of the others included.
+    /// Samples gained by a cut at `time` with `count` arrivals, including the others' micro-batches.
     pub(crate) fn brings(&self, count: usize, time: f64) -> f64 {
         let whole: f64 = self.loads[..count].iter().sum();
         let parts: f64 = (count..self.order.len())
@@ -94,7 +94,7 @@ impl ClosedRound {
                     let done = self.done(place, elapsed);
                     let pace = self.whole[place].filter(|_| done > 0).map(|whole| {
                         let each = whole / load / f64::from(self.partial);
-                        Pace { last: each * f64::from(done), each }
+                        MicroBatchPace { last: each * f64::from(done), each }
                     });
                     let elapsed = elapsed / load;
                     scene.silent.push(Silent { worker, elapsed, load, weight, done, pace });
@@ -104,7 +104,7 @@ impl ClosedRound {
         scene
     }
 
-    /// Micro-batches that somebody who has not come had finished by then.
+    /// Micro-batches that a worker without an arrival had finished by `time`.
     fn done(&self, place: usize, time: f64) -> u32 {
         match self.whole[place] {
             Some(whole) if self.partial > 1 && whole > 0.0 => {
@@ -161,14 +161,14 @@ mod tests {
         let round = round(4, &[(WorkerId(2), 0.5), (WorkerId(3), 0.25)], 22.0);
         assert_eq!(round.all(), 32.0);
         assert_eq!(round.brings(2, 2.0), 22.0, "what it brought");
-        // At the first arrival the second had done half, and by their pace the others a quarter and none.
+        // At the first arrival the second had done half; the others, by their pace, a quarter and none.
         assert_eq!(round.brings(1, 1.0), 8.0 * (1.0 + 0.5 + 0.25));
         let scene = round.scene(1, 0.0);
         assert_eq!((scene.elapsed, scene.arrived.len(), scene.gained()), (1.0, 1, 14.0));
         assert_eq!(round.scene(9, 0.0).arrived.len(), 2, "no more than came");
     }
 
-    /// Predictors know whole portions; the round's order and its end are by the clock.
+    /// Predictors see whole portions; the round's order and end follow the clock.
     #[test]
     fn a_worker_with_half_a_portion_is_shown_at_its_pace_for_a_whole_one() {
         let loads = [(WorkerId(0), 0.5), (WorkerId(3), 0.5)];

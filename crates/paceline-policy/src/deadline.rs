@@ -1,13 +1,13 @@
-//! `deadline:T` and `dropcompute`: everybody stops at a fixed or profiled moment, as the peers do
-//! it (Anytime Minibatch; DropCompute). With salvage, what is finished by then counts.
+//! `deadline:T` and `dropcompute`: all workers stop at a fixed or profiled moment, as in Anytime
+//! Minibatch and DropCompute. With salvage, micro-batches finished by then count.
 
 use std::time::Duration;
 
 use paceline_core::{CutReason, Decision, Policy, RoundRecord, RoundView, Time};
 
-use crate::{patience::Patience, rate::Rate};
+use crate::{patience::Patience, rate::GainRate};
 
-/// Cuts so long after the round opened.
+/// Cuts this long after the round opened.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadline(pub Duration);
 
@@ -29,30 +29,30 @@ pub struct DropCompute {
     rounds: u32,
     times: Vec<f64>,
     partial: u32,
-    rate: Rate,
+    rate: GainRate,
     patience: Patience,
     deadline: Option<Duration>,
 }
 
 impl DropCompute {
-    /// Rounds that it profiles unless told otherwise.
+    /// Rounds to profile by default.
     pub const PROFILE: u32 = 20;
 
-    /// Profiles so many rounds.
+    /// A policy that profiles this many rounds.
     pub fn new(profile: u32) -> DropCompute {
         DropCompute {
             profile,
             rounds: 0,
             times: Vec::new(),
             partial: 1,
-            rate: Rate::default(),
+            rate: GainRate::default(),
             patience: Patience::default(),
             deadline: None,
         }
     }
 
-    /// The deadline with the most work per second: Σ of shares done by it, over itself and the time
-    /// between rounds.
+    /// The deadline with the most work per second: Σ of the shares done by it, over the deadline plus
+    /// the time between rounds.
     fn best_deadline(&self) -> Option<Duration> {
         let m = f64::from(self.partial);
         let done = |deadline: f64| -> f64 {
@@ -113,7 +113,7 @@ fn at_deadline(deadline: Duration, view: &RoundView<'_>) -> Decision {
     let at = view.opened + deadline;
     match view.now >= at && !view.arrivals.is_empty() {
         true => Decision::cut(CutReason::Deadline),
-        // Nobody is in yet at the deadline: the first to come ends the round.
+        // Without an arrival by the deadline, the first arrival ends the round.
         false if view.now >= at => Decision::WAIT,
         false => Decision::Wait { until: Some(at), arrivals: usize::MAX },
     }

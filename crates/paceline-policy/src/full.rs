@@ -2,7 +2,7 @@
 
 use paceline_core::{Decision, Policy, RoundView};
 
-/// Plain synchronous SGD. The machine itself cuts when nobody is left to wait for.
+/// Plain synchronous SGD. The machine itself cuts when no worker is left to wait for.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Full;
 

@@ -1,9 +1,9 @@
-//! Intervals of order statistics that hold what they promise, on any cluster.
+//! Intervals of order statistics with the promised coverage on any cluster.
 //!
-//! A prediction's own intervals are as good as its model. Each is widened or narrowed about its
-//! median by a factor that follows what happens (adaptive conformal inference, Gibbs and Candès
-//! 2021): a miss widens it by as much as so many hits narrow it that the promised share is kept in
-//! the long run, whatever the model believes.
+//! A prediction's own intervals are as good as its model. Each is widened or narrowed about its median
+//! by a factor that follows the outcomes (adaptive conformal inference, Gibbs and Candès 2021): misses
+//! widen it and hits narrow it in the ratio that keeps the promised coverage in the long run, whatever
+//! the model.
 
 /// Levels of the central intervals.
 pub const LEVELS: [f64; 3] = [0.5, 0.9, 0.99];
@@ -12,12 +12,12 @@ const RATE: f64 = 0.1;
 
 /// A central interval of one order statistic at each of [`LEVELS`].
 #[derive(Debug, Clone, Default)]
-pub struct Interval {
+pub struct ConformalInterval {
     /// The logarithm of the factor at each level.
     log_factor: [f64; LEVELS.len()],
 }
 
-impl Interval {
+impl ConformalInterval {
     /// The ends at each level, from draws in ascending order.
     pub fn ends(&self, sorted: &[f64]) -> [(f64, f64); LEVELS.len()] {
         let at = |level: f64| sorted[((sorted.len() - 1) as f64 * level).round() as usize];
@@ -30,7 +30,7 @@ impl Interval {
         ends
     }
 
-    /// What was predicted from these draws was `found`: says at which levels it lay inside.
+    /// Learns the value `found` that these draws predicted; returns at which levels it lay inside.
     pub fn learn(&mut self, sorted: &[f64], found: f64) -> [bool; LEVELS.len()] {
         let inside = self.ends(sorted).map(|(from, to)| (from..=to).contains(&found));
         for ((factor, level), inside) in self.log_factor.iter_mut().zip(LEVELS).zip(inside) {
@@ -49,12 +49,12 @@ mod tests {
 
     /// Draws that promise half, and twice, the true spread.
     #[test]
-    fn intervals_hold_what_they_promise_though_the_prediction_does_not() {
+    fn intervals_keep_their_coverage_though_the_prediction_does_not() {
         for wrong in [0.5, 2.0] {
             let mut rng = ChaCha8Rng::seed_from_u64(4);
             let (truth, believed) =
                 (Normal::new(0.0, 1.0).expect("a normal"), Normal::new(0.0, wrong).expect("too"));
-            let (mut interval, mut held) = (Interval::default(), [0.0; LEVELS.len()]);
+            let (mut interval, mut held) = (ConformalInterval::default(), [0.0; LEVELS.len()]);
             for round in 0..3000 {
                 let mut draws: Vec<f64> = (0..200).map(|_| believed.sample(&mut rng)).collect();
                 draws.sort_unstable_by(f64::total_cmp);

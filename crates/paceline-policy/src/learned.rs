@@ -10,26 +10,25 @@ use crate::{
     patience::Patience,
     predict::Predictor,
     probe::Probe,
-    rate::Rate,
+    rate::GainRate,
     scene::{Scene, whole_portions},
-    stop::{Plan, Rule, best_count, best_plan},
+    stop::{Rule, WaitPlan, best_count, best_plan},
 };
 
-/// Arrivals below one in so many participants, and times below one in so many of the round's, are
-/// not asked about one by one.
+/// The rule is not asked again within 1/[`GRAIN`] of the participants or of the round's time.
 const GRAIN: usize = 200;
 
-/// Waits as long as a predictor and a stopping rule say.
+/// Cuts when a stopping rule says so on the basis of a predictor.
 pub struct Learned {
     predictor: Box<dyn Predictor>,
     gain: Gain,
     rule: Rule,
     name: String,
-    rate: Rate,
+    rate: GainRate,
     probe: Probe,
     patience: Patience,
     backlog: Backlog,
-    /// The count to wait for, and of whom.
+    /// The participants, and the count of them to wait for.
     committed: (Vec<WorkerId>, usize),
 }
 
@@ -46,7 +45,7 @@ impl Learned {
             gain: Gain::new(objective),
             rule,
             name: name.into(),
-            rate: Rate::default(),
+            rate: GainRate::default(),
             probe: Probe::default(),
             patience: Patience::default(),
             backlog: Backlog::default(),
@@ -56,7 +55,7 @@ impl Learned {
 
     fn commit(&mut self, view: &RoundView<'_>, new: bool) -> Decision {
         if self.rate.typical() == 0.0 && self.predictor.knows_beginnings() {
-            // There is nothing to commit to yet.
+            // No count has been committed to yet.
             return self.renewal(view);
         }
         if new {
@@ -65,7 +64,7 @@ impl Learned {
             let mut workers: Vec<WorkerId> = arrived.chain(silent).collect();
             workers.sort_unstable();
             if self.rate.typical() == 0.0 {
-                // Nothing is known: the first round waits for all.
+                // Without a prediction, the first round waits for all.
                 self.committed = (Vec::new(), workers.len());
             } else if workers != self.committed.0 {
                 self.commit_to(workers);
@@ -116,13 +115,13 @@ impl Learned {
     }
 }
 
-/// Looks at a scene and finds the best further wait. A cut must be right under doubt, too.
+/// Shows the predictor a scene and finds the best further wait. A cut must also hold under doubt.
 pub(crate) fn best_wait(
     predictor: &mut dyn Predictor,
     gain: &Gain,
     scene: &Scene,
     rate: f64,
-) -> Plan {
+) -> WaitPlan {
     predictor.look(scene);
     let plan = best_plan(predictor, gain, scene, rate);
     if plan.value <= 0.0 && predictor.doubt() {
@@ -131,9 +130,9 @@ pub(crate) fn best_wait(
     plan
 }
 
-/// Waits as planned, and asks again half-way through the arrivals that are expected; among many
-/// workers not for every single one, nor after moments that are nothing to the round.
-pub(crate) fn follow(plan: &Plan, view: &RoundView<'_>) -> Decision {
+/// Waits as planned, and asks again half-way through the expected arrivals, but not more often than
+/// [`GRAIN`] allows.
+pub(crate) fn follow(plan: &WaitPlan, view: &RoundView<'_>) -> Decision {
     let least = view.now.since(view.opened) / GRAIN as u32;
     Decision::Wait {
         until: Some(view.now + Time::span(plan.wait).max(least)),
@@ -202,7 +201,7 @@ mod tests {
 
     use super::*;
 
-    /// Keeps the run-times that it is shown.
+    /// Records the run-times that it is shown.
     #[derive(Clone, Default)]
     struct Shown(Arc<Mutex<Vec<(WorkerId, RunTime)>>>);
 

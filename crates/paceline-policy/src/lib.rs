@@ -27,7 +27,7 @@ pub use auto::Auto;
 pub use bandit::Bandit;
 pub use deadline::{Deadline, DropCompute};
 pub use full::Full;
-pub use intervals::{Interval, LEVELS};
+pub use intervals::{ConformalInterval, LEVELS};
 pub use learned::Learned;
 pub use objective::Objective;
 pub use predict::{Bdsgd, Elfving, Empirical, Filter, Predictor};

@@ -5,20 +5,20 @@ use std::{fmt, str::FromStr};
 use paceline_params::LrScaling;
 use serde::{Deserialize, Serialize};
 
-/// What a run wants the most of, a second.
+/// What to maximise per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Objective {
     /// Samples.
     #[default]
     Samples,
-    /// Progress: B/(B + 𝓑) for B samples, 𝓑 being the gradient noise scale. That is what a learning
-    /// rate that follows AdaScale's gain makes of B samples.
+    /// Progress: B/(B + 𝓑) for B samples, 𝓑 being the gradient noise scale. This is the progress of
+    /// B samples under a learning rate that follows AdaScale's gain.
     Progress,
 }
 
 impl Objective {
-    /// The learning-rate scaling under which a round yields as much as the objective counts for it.
+    /// The learning-rate scaling under which a round's progress is what the objective counts.
     pub fn lr_scaling(self) -> LrScaling {
         match self {
             Objective::Samples => LrScaling::Linear,
@@ -48,7 +48,7 @@ impl FromStr for Objective {
     }
 }
 
-/// An objective with what is known of the noise. Grows with the samples, never faster than they do.
+/// An objective with the current noise scale. It grows with the samples, at most linearly.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Gain {
     objective: Objective,
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn progress_saturates_at_the_noise_and_samples_do_not() {
         let mut gain = Gain::new(Objective::Progress);
-        assert_eq!(gain.value(500.0), 500.0, "nothing is known of the noise yet");
+        assert_eq!(gain.value(500.0), 500.0, "the noise scale is not known yet");
         gain.learn(100.0);
         assert_eq!(gain.value(100.0), 50.0);
         assert!(gain.value(1e9) < 100.0 && gain.value(1.0) > 0.98);

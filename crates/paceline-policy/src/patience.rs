@@ -1,35 +1,34 @@
-//! The longest that a round waits for workers that may never come.
+//! Limits on how long a round waits for workers that may never arrive.
 //!
-//! A hung worker is live and silent. Predictors learn from workers that arrived, so a prediction can go
-//! on promising its arrival, and a policy that waits for a count does not look at the clock. The limits
-//! here bound every wait of a learned policy by a multiple of what has been seen, once a first worker
-//! has arrived. They are long: where predictions are right, the policy stops before them.
+//! A hung worker is live and silent. Predictors learn from workers that arrived, so a prediction can
+//! keep promising its arrival, and a policy that waits for a count does not look at the clock. The
+//! limits here bound every wait of a learned policy by a multiple of observed run-times, once a first
+//! worker has arrived. They are long: where predictions are right, the policy stops before them.
 //!
-//! **In the first round** nothing is known of the silent workers, so their run-times get a heavy-tailed
+//! **In the first round** nothing is known about the silent workers, so their run-times get a heavy-tailed
 //! prior: Pareto with shape 1, each of n − j silent workers arriving with hazard 1/t. A cut at the last
-//! arrival, after a seconds, would have brought j/a per second, and (n − j)/t falls below that at
+//! arrival, after a seconds, would have gained j/a per second, and (n − j)/t falls below that at
 //! t = a·(n − j)/j. The rate of the open round itself, j/t, falls as fast as the hazard: a rule that
 //! compares these two waits for ever where fewer than half have arrived.
 //!
-//! **Later** a worker that was silent for [`SILENT`] times as long as the last arrival took is given up: for
-//! a while no round waits for such workers alone. Otherwise long rounds would lower the run's rate, and a
-//! lower rate makes waiting look cheap.
+//! **Later** a worker that was silent for [`SILENT`] times as long as the last arrival took is given up:
+//! for a while no round waits only for workers that are given up. Otherwise long rounds would lower the
+//! run's rate, and a lower rate makes waiting look cheap.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use paceline_core::{Decision, Round, RoundRecord, RoundView, Time, WorkerId};
 
-use crate::{learned::not_worth_waiting, rate::Rate};
+use crate::{learned::not_worth_waiting, rate::GainRate};
 
-/// The most times as long as the last arrival, or as the usual last arrival if that is later, that a
-/// round lasts. Not times the length of rounds: limits would lengthen rounds, and rounds limits.
+/// Longest round, in multiples of the last arrival or of the usual last arrival, whichever is later.
+/// Not in multiples of round lengths: limits would lengthen rounds, and rounds limits.
 const MOST: f64 = 32.0;
-/// The least and the most times as long as the last arrival that the first round lasts, if a policy
-/// wants to wait.
+/// Bounds of the first round's limit, in multiples of the last arrival.
 const FIRST: (f64, f64) = (2.0, 16.0);
-/// Times as long as the last arrival that a worker is silent in a round before it is given up.
+/// Silence after which a worker is given up, in multiples of the last arrival.
 const SILENT: u32 = 16;
-/// Rounds for which a worker is given up, the first time; twice as many each further time.
+/// Rounds for which a worker is given up at first; doubled each further time.
 const PAUSE: u64 = 64;
 
 /// The workers that are given up, and the limits.
@@ -43,17 +42,17 @@ pub(crate) struct Patience {
 struct GivenUp {
     /// The first round that waits for it again.
     until: Round,
-    /// Rounds that it is given up for.
+    /// Rounds for which it is given up.
     pause: u64,
 }
 
 impl Patience {
-    /// The decision of a policy that predicts: ended at the first round's limit, or at the later ones'.
+    /// Bounds the decision of a predicting policy by the first round's limit, or the later limits.
     pub(crate) fn bounded(
         &mut self,
         decision: Decision,
         view: &RoundView<'_>,
-        rate: &Rate,
+        rate: &GainRate,
     ) -> Decision {
         if rate.last_arrival() > 0.0 {
             return self.limited(decision, view, rate);
@@ -63,12 +62,12 @@ impl Patience {
         ended(decision, view, (all / arrived).clamp(least, most) * last_arrival(view))
     }
 
-    /// The decision, ended [`MOST`] times as long after the opening as the last arrival, here or usually.
+    /// Bounds a decision by [`MOST`] times the last arrival, of this round or usually.
     pub(crate) fn limited(
         &mut self,
         decision: Decision,
         view: &RoundView<'_>,
-        rate: &Rate,
+        rate: &GainRate,
     ) -> Decision {
         let Decision::Wait { until, arrivals } = decision else { return decision };
         let is_waited_for =
@@ -80,7 +79,7 @@ impl Patience {
         if waited_for == 0 && !view.arrivals.is_empty() {
             return not_worth_waiting(view);
         }
-        // When all others are in, the question comes again.
+        // The policy is asked again when all others have arrived.
         let decision = Decision::Wait { until, arrivals: arrivals.min(waited_for.max(1)) };
         ended(decision, view, MOST * last_arrival(view).max(rate.last_arrival()))
     }
@@ -103,7 +102,7 @@ impl Patience {
 
     fn give_up(&mut self, worker: WorkerId, round: Round) {
         let before = self.given_up.get(&worker).copied();
-        // A round that waits for others says nothing new of a worker that is given up.
+        // A round that waits for others says nothing new about a worker that is given up.
         if before.is_none_or(|before| round >= before.until) {
             let pause = before.map_or(PAUSE, |before| before.pause.saturating_mul(2));
             let until = Round(round.0.saturating_add(pause));
@@ -117,8 +116,8 @@ fn last_arrival(view: &RoundView<'_>) -> f64 {
     last.map_or(0.0, |arrival| arrival.at.since(view.opened).as_secs_f64())
 }
 
-/// Ends a wait `latest` seconds after the opening. While nobody has arrived there is nothing to close
-/// the round with, and the first arrival asks again.
+/// Ends a wait `latest` seconds after the opening. Without an arrival the round cannot close, and the
+/// first arrival asks again.
 fn ended(decision: Decision, view: &RoundView<'_>, latest: f64) -> Decision {
     let Decision::Wait { until, arrivals } = decision else { return decision };
     if view.arrivals.is_empty() {

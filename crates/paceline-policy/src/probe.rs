@@ -1,11 +1,11 @@
-//! Probing: waiting a little longer than pays, now and then, for what has not been seen for long.
+//! Probing: occasionally waiting longer than pays, to see workers not seen for long.
 //!
-//! Under strict censoring a worker that is always cut is never seen again, and a belief about it
-//! can never be mended; nor can an expert be scored that would have waited longer. A probe never
-//! lasts beyond the moment after which arrivals could not pay anyway, and a budget (a share of all
-//! time) bounds what probes cost. How long one must last to show something is not known, so their
-//! lengths follow the universal sequence of Luby, Sinclair and Zuckerman (1993): 1 1 2 1 1 2 4 …
-//! quarter rounds, which is within a logarithm of the best sequence for any length that would do.
+//! Under strict censoring a worker that is always cut is never seen again, so a wrong belief about it
+//! is never corrected; nor can an expert be scored that would have waited longer. A probe never lasts
+//! beyond the moment after which arrivals could not pay anyway, and a budget (a share of all time)
+//! bounds the cost of probes. The length that reveals something is unknown, so lengths follow the
+//! universal sequence of Luby, Sinclair and Zuckerman (1993): 1 1 2 1 1 2 4 … quarter rounds, which is
+//! within a logarithmic factor of the best sequence for any required length.
 
 use paceline_core::{RoundRecord, RoundView, Time, WorkerId};
 
@@ -13,18 +13,18 @@ use crate::{objective::Gain, stop::break_even};
 
 /// Share of the run's time that probes may take.
 const SHARE: f64 = 0.01;
-/// A worker not seen for so many rounds is worth a probe.
+/// A worker not seen for this many rounds is worth a probe.
 const STALE: u64 = 20;
 /// The shortest probe, in typical rounds.
 const UNIT: f64 = 0.25;
 
-/// When each worker was seen, and what may be spent.
+/// When each worker was last seen, and the budget for probes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Probe {
     seen: Vec<u64>,
-    /// Seconds.
+    /// Seconds left for probes.
     budget: f64,
-    /// About how long a round takes, in seconds.
+    /// Typical length of a round, in seconds.
     typical: f64,
     /// Probes made so far.
     made: u64,
@@ -33,8 +33,8 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// The round would be cut now: until when it should rather be probed, if at all. `wanted` says
-    /// that there is more to learn than of workers not seen for long.
+    /// Called when the round would be cut: until when to probe instead, if at all. `wanted` asks for
+    /// a probe even if every worker was seen recently.
     pub(crate) fn instead_of_cut(
         &mut self,
         view: &RoundView<'_>,
@@ -76,7 +76,7 @@ impl Probe {
         self.under_way.map(|(cut, _)| cut)
     }
 
-    /// A round closed, so many seconds before the next opens.
+    /// A round closed; the next opens `overhead` seconds later.
     pub(crate) fn closed(&mut self, record: &RoundRecord<'_>, overhead: f64) {
         let seconds = record.closed.since(record.opened).as_secs_f64();
         self.budget += SHARE * (seconds + overhead);

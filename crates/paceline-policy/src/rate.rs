@@ -1,4 +1,4 @@
-//! λ: how much the run gains per second, locally.
+//! λ: the run's recent gain per second.
 
 use paceline_core::{Round, RoundRecord, Time};
 
@@ -7,12 +7,12 @@ use crate::objective::Gain;
 /// Rounds that the rate remembers.
 const MEMORY: f64 = 60.0;
 
-/// A decayed ratio of sums: gains over the time from opening to opening. What a sample is worth may
-/// change (the noise scale does), so samples are remembered, and valued when asked.
+/// A decayed ratio of sums: gains over the time from opening to opening. The value of a sample changes
+/// with the noise scale, so samples are stored and valued on demand.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Rate {
+pub(crate) struct GainRate {
     weight: f64,
-    /// What all participants would have brought, if those who came are like the others.
+    /// Samples that all participants would have brought, extrapolated from the arrivals.
     whole: f64,
     /// From opening to close, summed.
     open: f64,
@@ -25,9 +25,9 @@ pub(crate) struct Rate {
     seen: Option<Round>,
 }
 
-impl Rate {
-    /// A round is open: what passed between its opening and the last close is overhead. Says
-    /// whether the round is new.
+impl GainRate {
+    /// A round is open: the time between the last close and its opening is overhead. Returns whether
+    /// the round is new.
     pub(crate) fn opened(&mut self, round: Round, opened: Time) -> bool {
         if self.seen == Some(round) {
             return false;
@@ -41,7 +41,7 @@ impl Rate {
 
     /// A round closed.
     pub(crate) fn closed(&mut self, record: &RoundRecord<'_>) {
-        // Nobody is asked about a round in which all arrive at once.
+        // A round in which all arrive at once is closed without a question.
         self.opened(record.round, record.opened);
         let keep = 1.0 - 1.0 / MEMORY;
         self.weight = keep * self.weight + record.weight;
@@ -59,7 +59,7 @@ impl Rate {
         self.closed = Some(record.closed);
     }
 
-    /// Gain per second; before any round has closed, what a cut now would give.
+    /// Gain per second; before any round has closed, that of a cut now.
     pub(crate) fn or_now(&self, gain: &Gain, gained: f64, elapsed: f64) -> f64 {
         match self.open > 0.0 {
             true => {
@@ -69,7 +69,7 @@ impl Rate {
         }
     }
 
-    /// Samples that a round of all would bring, about.
+    /// Approximate samples of a round to which all contribute.
     pub(crate) fn whole(&self) -> f64 {
         if self.rounds > 0.0 { self.whole / self.rounds } else { 1.0 }
     }

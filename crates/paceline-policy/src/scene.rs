@@ -1,67 +1,66 @@
-//! A round as predictors and stopping rules see it: who took how long, who is silent since when.
+//! A round as predictors and stopping rules see it: arrivals with run-times, and silent workers.
 
 use std::time::Duration;
 
 use paceline_core::{RoundRecord, RoundView, RunTime, Time, WorkerId};
 
-/// News of a micro-batch may be late by this share of one.
+/// Tolerated delay of a micro-batch's report, as a share of a micro-batch.
 const SLACK: f64 = 0.1;
-/// The same for the last, after which comes the push.
+/// The same for the last micro-batch, which the push follows.
 const LAST_SLACK: f64 = 0.3;
 
-/// A moment of an open round, or of a closed one looked at again.
+/// A moment of an open round, or of a closed round in hindsight.
 #[derive(Debug, Clone, Default)]
 pub struct Scene {
     /// Seconds since the round opened.
     pub elapsed: f64,
-    /// Who has arrived, in order of arrival.
+    /// Workers that have arrived, in order of arrival.
     pub arrived: Vec<Arrived>,
-    /// Who may still come.
+    /// Workers that may still arrive.
     pub silent: Vec<Silent>,
-    /// Micro-batches that count one by one at the cut; 1 where a contribution is all or nothing.
+    /// Micro-batches that count one by one at the cut; 1 if a contribution is all or nothing.
     pub partial: u32,
 }
 
 /// A worker that has arrived.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Arrived {
-    /// Who.
+    /// The worker.
     pub worker: WorkerId,
-    /// How long it took, in seconds; of one that was given less, what a whole portion would have taken.
+    /// Its run-time in seconds, scaled to a whole portion if it was given less.
     pub run_time: f64,
-    /// Samples it brought.
+    /// Samples of its contribution.
     pub weight: f64,
 }
 
-/// A worker that has not. Its times are those of a whole portion, and `load` says what share of one it
-/// was given.
+/// A worker that has not arrived. Its times are scaled to a whole portion.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Silent {
-    /// Who.
+    /// The worker.
     pub worker: WorkerId,
     /// Seconds since it could begin.
     pub elapsed: f64,
     /// The share of a whole portion that it was given.
     pub load: f64,
-    /// Samples it would bring.
+    /// Samples of its contribution, should it arrive.
     pub weight: f64,
-    /// Micro-batches it has finished, where they count.
+    /// Micro-batches it has finished, if they count.
     pub done: u32,
-    /// The pace that those show, while it is kept.
-    pub pace: Option<Pace>,
+    /// The pace of those micro-batches, as long as the worker keeps it.
+    pub pace: Option<MicroBatchPace>,
 }
 
-/// When micro-batches are done, by those that are.
+/// A worker's pace by its finished micro-batches.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Pace {
-    /// Seconds after which the last of them was done.
+pub struct MicroBatchPace {
+    /// When the last of them finished, in seconds.
     pub last: f64,
-    /// Seconds that each takes.
+    /// Seconds per micro-batch.
     pub each: f64,
 }
 
-impl Pace {
-    /// Seconds after which `more` are done than are now.
+impl MicroBatchPace {
+    /// When `more` further micro-batches will have finished, in seconds.
     pub(crate) fn end(&self, more: u32) -> f64 {
         self.last + f64::from(more) * self.each
     }
@@ -80,7 +79,7 @@ impl Silent {
 }
 
 impl Scene {
-    /// What an open round looks like now.
+    /// The scene of an open round now.
     pub fn from_view(view: &RoundView<'_>) -> Scene {
         let arrived = view.arrivals.iter().map(|arrival| {
             let load = view.load(arrival.contribution.weight / arrival.share);
@@ -98,14 +97,14 @@ impl Scene {
             };
             let elapsed = since_start(view.now);
             let done = if view.partial > 1 { work.done.min(view.partial) } else { 0 };
-            // What comes before the first, the pull, is not in the pace if two are known.
+            // With two micro-batches known, the pace excludes the pull before the first.
             let (from, before) = match work.first {
                 Some((first, at)) if first < done => (since_start(at), first),
                 _ => (0.0, 0),
             };
             let last = since_start(work.done_at);
-            let pace = Pace { last, each: (last - from) / f64::from(done - before) };
-            // The last ends with the push, which is not in the pace.
+            let pace = MicroBatchPace { last, each: (last - from) / f64::from(done - before) };
+            // The last micro-batch ends with the push, which the pace does not include.
             let slack = if done + 1 < view.partial { SLACK } else { LAST_SLACK };
             let kept = done > 0 && elapsed <= pace.last + (1.0 + slack) * pace.each;
             Silent {
@@ -125,18 +124,18 @@ impl Scene {
         }
     }
 
-    /// Those who have arrived and those who may.
+    /// Workers that have arrived or may still arrive.
     pub fn participants(&self) -> usize {
         self.arrived.len() + self.silent.len()
     }
 
-    /// Samples that a cut now would bring.
+    /// Samples that a cut now would gain.
     pub fn gained(&self) -> f64 {
         let whole: f64 = self.arrived.iter().map(|a| a.weight).sum();
         whole + self.silent.iter().map(|s| s.weight * self.share_done(s)).sum::<f64>()
     }
 
-    /// Samples that may still come.
+    /// Samples that may still arrive.
     pub fn missing(&self) -> f64 {
         self.silent.iter().map(|s| s.weight * (1.0 - self.share_done(s))).sum()
     }
@@ -153,17 +152,17 @@ pub(crate) fn seconds(time: RunTime) -> f64 {
 }
 
 /// The run-times of a closed round, as whole portions take them. The run-time of a salvaged worker is
-/// censored like that of any other straggler: it says that the whole takes longer. The pace of its
-/// finished micro-batches is no run-time. It foretells the rest only while the worker keeps it
+/// censored like that of any other straggler: the whole portion takes longer. The pace of its finished
+/// micro-batches is no run-time. It predicts the rest only while the worker keeps it
 /// ([`Silent::pace`]), and a worker that stalls or hangs in a micro-batch does not.
 pub(crate) fn whole_portions(record: &RoundRecord<'_>) -> Vec<(WorkerId, RunTime)> {
     let times = record.run_times.iter();
     times.map(|&(worker, time)| (worker, time.per_portion(record.load(worker)))).collect()
 }
 
-/// How long a worker takes that has done a share of its work at `until`, at an even pace: with j of m
-/// micro-batches, and on average half of one under way, about `until`·m/(j + ½). Tells how far it was
-/// before `until`; nothing is known of it after.
+/// The run-time, at an even pace, of a worker that has done a share of its work at `until`: with j of m
+/// micro-batches, and on average half of one under way, about `until`·m/(j + ½). It describes the
+/// worker's progress before `until`; nothing is known about it after.
 pub(crate) fn pace(until: Duration, share: f64, partial: u32) -> Duration {
     until.div_f64((share + 0.5 / f64::from(partial.max(1))).min(1.0))
 }

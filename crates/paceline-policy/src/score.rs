@@ -1,17 +1,17 @@
-//! How good a predictor is, whatever is done with it: likelihood, CRPS, calibration, one round ahead.
+//! Scores of a predictor, one round ahead: likelihood, CRPS, calibration.
 
 use paceline_core::{Round, RunTime, WorkerId};
 
 use crate::{
-    intervals::{Interval, LEVELS},
+    intervals::{ConformalInterval, LEVELS},
     predict::{Predictor, log_seconds},
 };
 
-/// Workers that are scored in a round; of more, every k-th, beginning elsewhere each time.
+/// Most workers scored per round; of more, every k-th, with a different first one each round.
 const SCORED: usize = 32;
-/// Moments of the integral behind the CRPS, evenly spaced in log time about the middle of the round.
+/// Grid points of the CRPS integral, evenly spaced in log time about the middle of the round.
 const GRID: usize = 192;
-/// It reaches from a 20th of the middle to 50 times it.
+/// The grid's ends relative to the middle, in log time: from 1/20 to 50 times the middle.
 const REACH: (f64, f64) = (-3.0, 3.9);
 /// Draws behind the intervals of order statistics.
 const DRAWS: usize = 400;
@@ -23,7 +23,7 @@ pub const PLACES: [f64; 6] = [0.1, 0.25, 0.5, 0.75, 0.9, 0.97];
 pub struct PredictionScore {
     /// Run-times scored.
     pub run_times: usize,
-    /// Log density of the log run-time in nats, or log of the chance of more where it is censored.
+    /// Log density of the log run-time in nats, or log survival if it is censored.
     pub log_likelihood: f64,
     /// Continuous ranked probability score of the run-time, over the median run-time. Smaller is
     /// better.
@@ -31,27 +31,27 @@ pub struct PredictionScore {
     /// Share of run-times inside the central intervals of [`LEVELS`].
     pub coverage: [f64; LEVELS.len()],
     /// For each of [`PLACES`], the share of rounds whose order statistic lay inside the central
-    /// intervals of [`LEVELS`]; where workers are drawn jointly.
+    /// intervals of [`LEVELS`], if the predictor draws workers jointly.
     pub order: Option<OrderCoverage>,
 }
 
 /// Shares of rounds, by place and level.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OrderCoverage {
-    /// Inside the intervals of the prediction itself.
+    /// Inside the prediction's own intervals.
     pub raw: Vec<[f64; LEVELS.len()]>,
-    /// Inside the same intervals as they follow what happens ([`Interval`]).
+    /// Inside the same intervals after conformal adaptation ([`ConformalInterval`]).
     pub followed: Vec<[f64; LEVELS.len()]>,
 }
 
-/// Shows a predictor one round after the other, and scores what it said of each but the first
-/// `warm_up` before.
+/// Shows a predictor one round after another, and scores its predictions of all but the first
+/// `warm_up`.
 pub fn score(
     predictor: &mut dyn Predictor,
     rounds: &[Vec<(WorkerId, RunTime)>],
     warm_up: usize,
 ) -> PredictionScore {
-    let mut sums = Sums::default();
+    let mut sums = ScoreSums::default();
     for (round, times) in rounds.iter().enumerate().filter(|(_, times)| !times.is_empty()) {
         if round >= warm_up.max(1) {
             predictor.expect();
@@ -63,7 +63,7 @@ pub fn score(
 }
 
 #[derive(Default)]
-struct Sums {
+struct ScoreSums {
     run_times: usize,
     log_likelihood: f64,
     crps: f64,
@@ -71,11 +71,11 @@ struct Sums {
     coverage: [f64; LEVELS.len()],
     raw: [[f64; LEVELS.len()]; PLACES.len()],
     followed: [[f64; LEVELS.len()]; PLACES.len()],
-    intervals: [Interval; PLACES.len()],
+    intervals: [ConformalInterval; PLACES.len()],
     rounds: f64,
 }
 
-impl Sums {
+impl ScoreSums {
     fn add(&mut self, predictor: &dyn Predictor, times: &[(WorkerId, RunTime)], round: usize) {
         let mut all: Vec<f64> = times.iter().map(|(_, time)| log_seconds(*time)).collect();
         let middle = *all.select_nth_unstable_by(times.len() / 2, f64::total_cmp).1;
@@ -117,7 +117,8 @@ impl Sums {
             let mut drawn: Vec<f64> = draws.iter().map(|draw| f64::from(draw[place])).collect();
             drawn.sort_unstable_by(f64::total_cmp);
             let found = sorted[place];
-            for (inside, (from, to)) in self.raw[i].iter_mut().zip(Interval::default().ends(&drawn))
+            for (inside, (from, to)) in
+                self.raw[i].iter_mut().zip(ConformalInterval::default().ends(&drawn))
             {
                 *inside += f64::from(u8::from((from..=to).contains(&found)));
             }
@@ -171,7 +172,7 @@ mod tests {
     use crate::{Empirical, Filter};
 
     #[test]
-    fn what_is_known_scores_better_than_what_is_pooled() {
+    fn a_predictor_that_knows_workers_scores_better_than_a_pooled_one() {
         let mut rng = ChaCha8Rng::seed_from_u64(3);
         let noise = LogNormal::new(0.0, 0.05).expect("a distribution");
         let rounds: Vec<Vec<(WorkerId, RunTime)>> = (0..300)

@@ -1,4 +1,4 @@
-//! How long shards are waited for: the policies behind [`Enough`].
+//! Waiting for shards: the policies behind [`Enough`].
 
 use paceline_core::{Enough, Shards, WaitRule};
 
@@ -15,8 +15,8 @@ pub fn wait_for_updates(enough: Enough, blocks: &[u32], most_stale: u64) -> Shar
     Shards::new(blocks, policy.build(), enough.least(blocks), most_stale)
 }
 
-/// Waits for the answers that come over one worker's connections to these shards, where each answer has
-/// a question of its own: for the first shards that are enough, or while the wait pays.
+/// Waits for the answers over one worker's connections to these shards, where each answer has its own
+/// request: for the first shards that are enough, or while the wait pays.
 pub fn wait_for_answers(enough: Enough, blocks: &[u32], most_stale: u64) -> Shards {
     let policy = match enough {
         Enough::All => PolicySpec::Full,
@@ -26,8 +26,7 @@ pub fn wait_for_answers(enough: Enough, blocks: &[u32], most_stale: u64) -> Shar
     Shards::asked_anew(blocks, policy.build(), enough.least(blocks), most_stale)
 }
 
-/// Makes [`wait_for_answers`] anew for every worker or contribution; `None` where all shards are waited
-/// for.
+/// A factory of [`wait_for_answers`] per worker or contribution; `None` if all shards are waited for.
 pub fn wait_rule(enough: Enough, blocks: &[u32], most_stale: u64) -> Option<WaitRule> {
     let blocks = blocks.to_vec();
     let rule = move || wait_for_answers(enough, &blocks, most_stale);

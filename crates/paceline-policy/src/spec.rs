@@ -1,4 +1,4 @@
-//! Policies by name, as users write them.
+//! Policy names and settings, as users write them.
 
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
@@ -24,46 +24,46 @@ pub enum PolicySpec {
     Static(Cutoff),
     /// iid normal run-times.
     Elfving(Rule),
-    /// The empirical distribution of late.
+    /// The empirical distribution of recent run-times.
     Empirical(Rule),
     /// A level for each worker, common factors, change points.
     Filter(Rule),
     /// The deep generative model of joint run-times.
     Bdsgd(Rule, TrackerOptions),
-    /// The count by trial.
+    /// A count learnt by trial.
     Bandit,
-    /// A fixed moment.
+    /// A fixed deadline.
     Deadline(Duration),
-    /// A moment profiled over so many rounds.
+    /// A deadline profiled over this many rounds.
     DropCompute(u32),
-    /// A round for every arrival, with or without a bound on how old it may be.
+    /// A round per arrival, with an optional bound on staleness.
     Stale(Option<u64>),
 }
 
-/// What is wrong with a policy's name.
+/// Why a text names no policy.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PolicySpecError {
-    /// No policy is called that.
+    /// The policy is unknown.
     #[error("unknown policy `{0}`: `paceline policies` lists them ({names})", names = names())]
     Unknown(String),
-    /// What comes after the colon does not fit.
+    /// The setting after the colon is invalid.
     #[error("`{policy}:{setting}` is not a policy: {expected}")]
     BadSetting {
         /// The policy.
         policy: &'static str,
-        /// What was given.
+        /// The setting given.
         setting: String,
-        /// What would have been right.
+        /// The settings expected.
         expected: &'static str,
     },
 }
 
-/// Every policy as users write it, and one line on what it does.
+/// Every policy as users write it, with a one-line description.
 pub const POLICIES: [(&str, &str); 12] = [
     (
         "auto",
-        "the default: an expert mixture that stops each round when waiting no longer pays, in progress \
-         (--objective samples: in samples, as in simulate, which has no gradients)",
+        "the default: an expert mixture that cuts each round when waiting no longer pays, by progress \
+         (or by samples: --objective samples; always in simulate, which has no gradients)",
     ),
     ("full", "wait for all live workers"),
     ("static:N", "wait for the first N, or for a fraction (static:0.9): backup workers"),
@@ -76,17 +76,17 @@ pub const POLICIES: [(&str, &str); 12] = [
         "a deep generative model of joint run-times (bdsgd:paper commits to a count before the \
          round; +impute draws censored times; +frozen does not adapt)",
     ),
-    ("empirical", "the distribution of recent run-times, no names (empirical:commit)"),
+    ("empirical", "the distribution of recent run-times, pooled over workers (empirical:commit)"),
     ("elfving", "iid normal run-times, count fixed before the round (elfving:renewal)"),
     ("bandit", "learns the best count by trial"),
     ("deadline:T", "cut T seconds after the round opened, or at the first arrival after that"),
     ("dropcompute", "cut at a deadline profiled over the first 20 rounds (dropcompute:ROUNDS)"),
     (
         "async",
-        "an update for every arrival, however old the version it was computed from; those \
-              that come while one is made share the next",
+        "an update per arrival, however old the version it was computed from; arrivals during an \
+         update share the next",
     ),
-    ("stale:S", "the same, waiting for whoever would be more than S versions behind"),
+    ("stale:S", "like async, but waits for a worker that would be more than S versions behind"),
 ];
 
 fn names() -> String {
@@ -94,13 +94,12 @@ fn names() -> String {
 }
 
 impl PolicySpec {
-    /// The policy itself, ready for its first round; where it needs a model of run-times, with the
-    /// generic prior.
+    /// The policy, ready for its first round; a model of run-times starts from the generic prior.
     pub fn build(self) -> Box<dyn Policy> {
         self.build_with(&Model::prior(), Objective::Samples)
     }
 
-    /// The same with a model that was fitted and an objective, where it has one.
+    /// The policy with a fitted model and an objective, if it uses them.
     pub fn build_with(self, model: &Arc<Model>, objective: Objective) -> Box<dyn Policy> {
         let learned = |predictor: Box<dyn Predictor>, rule: Rule| -> Box<dyn Policy> {
             Box::new(Learned::new(predictor, rule, objective, self.to_string()))
@@ -122,18 +121,17 @@ impl PolicySpec {
 }
 
 impl PolicySpec {
-    /// Whether it knows how long each worker takes, so that work can be given by that.
+    /// Whether it predicts each worker's run-time, so that work can be balanced by it.
     pub fn foresees(self) -> bool {
         matches!(self, PolicySpec::Auto | PolicySpec::Filter(_))
     }
 
-    /// What it wants the most of where nobody says. `auto` wants what users do; the others stay what
-    /// their papers make them.
+    /// The default objective. `auto` maximises what users want; the others follow their papers.
     pub fn objective(self) -> Objective {
         if self == PolicySpec::Auto { Objective::Progress } else { Objective::Samples }
     }
 
-    /// Whether it weighs what it cuts for, so that the objective matters.
+    /// Whether it weighs gains against time, so that the objective matters.
     pub fn weighs(self) -> bool {
         matches!(
             self,
@@ -293,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn names_parse_or_say_what_would() {
+    fn names_parse_or_the_error_says_what_is_expected() {
         check("auto", Ok("auto"));
         check("full", Ok("full"));
         check("static:3", Ok("static:3"));

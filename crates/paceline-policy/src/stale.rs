@@ -1,15 +1,16 @@
-//! `async` and `stale:S`: a round for every arrival, nobody told to stop (the baselines of Chen et
-//! al. 2016; the bound is that of stale-synchronous training, Ho et al. 2013).
+//! `async` and `stale:S`: a round per arrival, without cuts (the baselines of Chen et al. 2016; the
+//! bound is that of stale-synchronous training, Ho et al. 2013).
 //!
-//! The same machine: contributions from older versions are admissible, and a round closes with the
-//! first, and with whatever came while the last update was made. With a bound, it waits for whoever would fall behind it.
+//! The round machine is the same: contributions from older versions are admissible, and a round closes
+//! with the first arrival and those that came during the last update. With a bound, it waits for
+//! workers that would fall behind it.
 
 use paceline_core::{CutReason, Decision, Policy, RoundView};
 
-/// Closes at every arrival, unless somebody's work would become older than the bound.
+/// Closes at every arrival, unless a worker's version would become older than the bound.
 #[derive(Debug, Clone, Copy)]
 pub struct Stale {
-    /// Versions that a contribution may be behind; `None` is no bound.
+    /// Most versions that a contribution may be behind; `None` for no bound.
     pub bound: Option<u64>,
 }
 

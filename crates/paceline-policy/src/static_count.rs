@@ -14,11 +14,11 @@ pub enum Cutoff {
 }
 
 impl Cutoff {
-    /// The count that it means for so many participants; at least 1.
+    /// The count for a number of participants; at least 1.
     pub fn count(self, participants: usize) -> usize {
         let wanted = match self {
             Cutoff::Count(n) => n as usize,
-            // 0.9 × 10 is 9.000…02 in binary; what is within rounding of a whole number is meant.
+            // 0.9 × 10 is 9.000…02 in binary: a value within rounding of a whole number is that number.
             Cutoff::Fraction(f) => (f * participants as f64 - 1e-9).ceil() as usize,
         };
         wanted.clamp(1, participants.max(1))
@@ -35,7 +35,7 @@ impl fmt::Display for Cutoff {
     }
 }
 
-/// Waits for a fixed count or share of the workers that take part in the round and live.
+/// Waits for a fixed count or share of the round's live workers.
 #[derive(Debug, Clone, Copy)]
 pub struct Static(pub Cutoff);
 

@@ -1,46 +1,46 @@
-//! Trying full sync for a few rounds, and comparing what it really brings.
+//! Trials of full sync for a few rounds, compared by measured rates.
 //!
-//! Experts are compared by what they would have earned in rounds that were played otherwise. That is
-//! right as long as a cut changes nothing but the round's end. Where workers share cores it does:
-//! whoever is cut has spent the others' time for nothing, and is still at it when they begin anew. So
-//! now and then all are waited for in several rounds on end, and the rates are compared as they are
-//! measured, with the rounds just before. Who wins twice in a row is stayed with; then the other is
-//! tried, less and less often. A trial that brings clearly less is given up, and so is one in which a
-//! round takes half as long again as is usual: it costs no more than that half. Where rounds are short,
-//! and the system's timing counts for more than the workers', trials are longer and more patient, and
-//! one that is won suffices.
+//! Experts are compared by counterfactual earnings in rounds that another expert led. That is right as
+//! long as a cut changes nothing but the round's end. Where workers share cores it changes more: a
+//! worker that is cut has used the others' cores for nothing, and still does when they begin the next
+//! round. So now and then several consecutive rounds wait for all workers, and their measured rate is
+//! compared with that of the rounds just before. The mode that wins twice in a row is kept; then the
+//! other is tried, less and less often. A trial that gains clearly less ends early, and so does one in
+//! which a round takes half as long again as usual: it costs no more than that half. Where rounds are
+//! short, and the system's timing matters more than the workers', trials are longer and more patient,
+//! and one win suffices.
 
 use std::collections::VecDeque;
 
-/// Rounds of a trial, after one in which the last way ends.
+/// Rounds of a trial, after a first one that still shows the previous mode.
 const ROUNDS: u32 = 8;
-/// Rounds shorter than this many seconds are chance, mostly: so many times as many make a trial, and a
-/// pause, up to [`MOST`].
+/// Rounds shorter than this many seconds are mostly noise: trials and pauses have more rounds in
+/// proportion, up to [`MOST`] times as many.
 const SHORT: f64 = 0.06;
 const MOST: f64 = 8.0;
 /// Rounds before the first trial, and between a win and the next.
 const SOON: u64 = 24;
-/// So many times as long between trials after each that is lost.
+/// Factor on the pause between trials after each loss.
 const RARER: u64 = 2;
-/// A trial wins by this much, and is given up when it is as much behind.
+/// Ratio of rates by which a trial wins, and by which it is lost early.
 const MARGIN: f64 = 1.05;
-/// Rounds after which it can be given up.
+/// Rounds after which a trial can be lost early.
 const FIRST: u32 = 2;
-/// All are waited for so many times as long as rounds take now, while that is on trial; and the second
-/// number more for each time that trials are longer.
+/// Longest wait for all workers during a trial, in usual round lengths; the second number is added for
+/// each further multiple of the trial's length.
 const PATIENCE: [f64; 2] = [1.5, 0.25];
-/// Where less than this share of the work is cut there is nothing to win.
+/// If less than this share of the work is cut, full sync has nothing to gain.
 const CUT: f64 = 0.02;
 
-/// Gains and seconds of some rounds: few enough that what a gain is worth hardly changes meanwhile.
+/// Gains and seconds of a few rounds, over which the value of a gain hardly changes.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sum {
+struct GainSum {
     weight: f64,
     seconds: f64,
     rounds: u32,
 }
 
-impl Sum {
+impl GainSum {
     fn add(&mut self, weight: f64, seconds: f64) {
         self.weight += weight;
         self.seconds += seconds;
@@ -52,25 +52,25 @@ impl Sum {
     }
 }
 
-/// Which of two ways to go: as the experts say, or waiting for all.
+/// Chooses between two modes: following the experts, or waiting for all.
 #[derive(Debug, Clone)]
-pub(crate) struct Trial {
-    /// The way that is stayed with is to wait for all.
+pub(crate) struct FullSyncTrial {
+    /// The current mode waits for all.
     whole: bool,
-    /// The other way, on trial: what it brought. The first round is the last way's.
-    trying: Option<Sum>,
-    /// The last rounds of the way that is stayed with.
+    /// The gains of the other mode while it is on trial.
+    trying: Option<GainSum>,
+    /// The last rounds of the current mode.
     lately: VecDeque<(f64, f64)>,
-    /// By how much trials and pauses are longer, since rounds are short.
+    /// Factor on the length of trials and pauses, for short rounds.
     times: u32,
     since: u64,
     gap: u64,
     won: bool,
 }
 
-impl Default for Trial {
+impl Default for FullSyncTrial {
     fn default() -> Self {
-        Trial {
+        FullSyncTrial {
             whole: false,
             trying: None,
             lately: VecDeque::new(),
@@ -82,34 +82,34 @@ impl Default for Trial {
     }
 }
 
-impl Trial {
-    /// Whether all are waited for now.
+impl FullSyncTrial {
+    /// Whether rounds wait for all now.
     pub(crate) fn waits_for_all(&self) -> bool {
         self.whole != self.trying.is_some()
     }
 
-    /// For how many times the usual length of a round all are waited for, if that is on trial.
+    /// Longest wait for all, in usual round lengths, while full sync is on trial.
     pub(crate) fn patience(&self) -> Option<f64> {
         let [usual, more] = PATIENCE;
         let patience = usual + more * f64::from(self.times - 1);
         (!self.whole && self.trying.is_some()).then_some(patience)
     }
 
-    /// Whether there is no need to learn from every round.
+    /// Whether the policy need not learn from every round.
     pub(crate) fn is_calm(&self) -> bool {
         self.whole && self.trying.is_none()
     }
 
-    /// A round brought `weight` of the samples that were `possible`, and took so many seconds with all
-    /// that belongs to it; `all` says whether everybody came.
+    /// A round gained `weight` of the `possible` samples in `seconds`, overhead included; `all` says
+    /// whether every worker arrived.
     pub(crate) fn closed(&mut self, weight: f64, possible: f64, seconds: f64, all: bool) {
         if self.patience().is_some() && !all && self.times == 1 {
             return self.end(false);
         }
         if let Some(mut sum) = self.trying {
-            // The first shows what the last way left behind.
+            // The first round still shows the previous mode.
             if sum.rounds == 0 {
-                sum = Sum { rounds: 1, ..Sum::default() };
+                sum = GainSum { rounds: 1, ..GainSum::default() };
             } else {
                 sum.add(weight, seconds);
             }
@@ -127,17 +127,17 @@ impl Trial {
         self.times = (SHORT / mean.max(1e-9)).ceil().clamp(1.0, MOST) as u32;
         let cuts = usual.weight < (1.0 - CUT) * possible * f64::from(usual.rounds);
         if self.since >= self.gap * u64::from(self.times) && (self.whole || cuts) {
-            self.trying = Some(Sum::default());
+            self.trying = Some(GainSum::default());
         }
     }
 
-    fn usual(&self) -> Sum {
-        let mut sum = Sum::default();
+    fn usual(&self) -> GainSum {
+        let mut sum = GainSum::default();
         self.lately.iter().for_each(|&(weight, seconds)| sum.add(weight, seconds));
         sum
     }
 
-    fn judge(&mut self, sum: Sum) {
+    fn judge(&mut self, sum: GainSum) {
         let (tried, usual, rounds) = (sum.rate(), self.usual().rate(), sum.rounds - 1);
         let lost = rounds >= FIRST * self.times && tried * MARGIN < usual;
         if !lost && rounds < ROUNDS * self.times {
@@ -152,7 +152,7 @@ impl Trial {
             self.whole = !self.whole;
             self.lately.clear();
         }
-        // One win may be chance, or the moment's, unless many rounds made it.
+        // One win may be chance, unless it is over many rounds.
         self.gap = if won { SOON } else { self.gap * RARER };
         self.won = won && !self.won;
     }
@@ -162,10 +162,10 @@ impl Trial {
 mod tests {
     use super::*;
 
-    /// Rounds in which all were waited for, of so many, where that brings `whole` samples a second and
-    /// the experts' way `free`.
+    /// Rounds, out of `rounds`, that waited for all, where full sync gains `whole` samples per second
+    /// and the experts gain `free`.
     fn waited(rounds: usize, whole: impl Fn(usize) -> f64, free: f64) -> usize {
-        let mut trial = Trial::default();
+        let mut trial = FullSyncTrial::default();
         let waits = (0..rounds).map(|round| {
             let waits = trial.waits_for_all();
             match waits {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_really_brings_more_is_stayed_with() {
+    fn the_mode_with_the_higher_measured_rate_is_kept() {
         assert!(waited(1000, |_| 1.1, 1.0) > 850);
         assert!(waited(1000, |_| 0.7, 1.0) < 20);
         assert!(waited(1000, |_| 1.0, 1.0) < 60);
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn many_short_rounds_make_a_trial() {
-        let mut trial = Trial::default();
+        let mut trial = FullSyncTrial::default();
         let mut lasted = |seconds: f64| {
             while trial.waits_for_all() {
                 trial.closed(100.0, 100.0, seconds, true);
@@ -213,8 +213,8 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_in_which_somebody_does_not_come_is_over() {
-        let mut trial = Trial::default();
+    fn a_trial_in_which_a_worker_does_not_arrive_ends() {
+        let mut trial = FullSyncTrial::default();
         while !trial.waits_for_all() {
             trial.closed(80.0, 100.0, 1.0, false);
         }
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn where_nothing_is_cut_nothing_is_tried() {
-        let mut trial = Trial::default();
+        let mut trial = FullSyncTrial::default();
         for _ in 0..500 {
             trial.closed(99.0, 100.0, 1.0, true);
             assert!(!trial.waits_for_all());

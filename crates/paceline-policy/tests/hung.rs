@@ -20,7 +20,7 @@ const LEARNED: [&str; 12] = [
     "dropcompute:3",
 ];
 
-/// So long that a round that waits for it has waited for ever, in seconds.
+/// A run-time that no round should wait for, in seconds.
 const NEVER: f64 = 1e9;
 
 /// Workers that take about a second; from round `from` on only the first `sound` of them arrive.

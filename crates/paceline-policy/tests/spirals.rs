@@ -1,10 +1,10 @@
-//! Strict censoring must not feed on itself: what was cut for long is found again.
+//! Strict censoring must not feed on itself: workers that were cut for long are found again.
 
 use paceline_policy::PolicySpec;
 use paceline_sim::{Recorded, Replay, ReplayOutcome};
 use paceline_trace::{Cell, Trace, Unit, hindsight};
 
-/// Rates of the first rounds do not matter here: the share of full sync's rate over the last third.
+/// The share of full sync's rate over the last third; the first rounds do not matter here.
 fn late_share(trace: &Trace, policy: &str) -> f64 {
     let outcome = replayed(trace, policy);
     let from = outcome.rounds.len() * 2 / 3;
@@ -100,8 +100,8 @@ fn the_first_arrival_may_be_the_cut() {
     }
 }
 
-/// Half of the workers are never worth waiting for: what is believed of them must not decay into
-/// nonsense though nothing is heard of them but bounds.
+/// Half of the workers are never worth waiting for: beliefs about them must not degrade, although they
+/// only ever yield bounds.
 #[test]
 fn workers_that_are_always_cut_stay_believed_slow() {
     let trace = cluster(16, 900, |round, worker| {

@@ -11,9 +11,9 @@ use rand::{RngExt, SeedableRng, rngs::ChaCha8Rng};
 /// When the policy studies.
 enum Studies {
     Never,
-    /// When the driver says so.
+    /// When the driver says.
     AsTold,
-    /// Before and after questions and news inside a round, by chance.
+    /// At random, before and after decisions and events inside a round.
     AtRandom(Box<ChaCha8Rng>),
 }
 

@@ -4,9 +4,9 @@ use paceline_policy::PolicySpec;
 use paceline_sim::{Recorded, Replay};
 use paceline_trace::{Cell, Trace, Unit, hindsight};
 
-/// Times come in two lumps, at 1 and at 1.5, and who is in which is drawn anew each round, so no
-/// worker can be told from another. For all: n/1.5. For the first lump: n/2. After the first lump
-/// nothing comes for a long while, so whoever stops there never sees what it misses.
+/// Run-times come in two lumps, at 1 and at 1.5, and each worker's lump is drawn anew each round, so
+/// workers are indistinguishable. Waiting for all gains n/1.5, for the first lump n/2. After the first
+/// lump nothing arrives for a long while, so a policy that stops there never sees what it misses.
 #[test]
 fn the_second_lump_is_found_and_kept() {
     let n = 12;

@@ -8,10 +8,10 @@ use paceline_model::{Model, Seen, Tracker, TrackerOptions};
 use super::{Filter, Predictor, log_seconds};
 use crate::scene::Scene;
 
-/// The model at work.
+/// A predictor that tracks the cluster with the model.
 pub struct Bdsgd {
     tracker: Tracker,
-    /// Before the first round has closed nothing is known of this cluster.
+    /// Predicts the first round, before the model knows anything about this cluster.
     first: Filter,
 }
 

@@ -13,30 +13,30 @@ use crate::scene::Scene;
 
 /// Rounds in the window.
 const WINDOW: usize = 20;
-/// Steps of the expectation-maximisation; each round starts where the last ended.
+/// Steps of expectation-maximisation; each round starts from the last result.
 const STEPS: usize = 20;
 
-/// One round, as far as a normal likelihood needs it.
+/// Sufficient statistics of one round for a normal likelihood.
 #[derive(Debug, Clone, Default)]
-struct Sums {
+struct RoundSums {
     observed: f64,
     sum: f64,
     square: f64,
-    /// Lower bounds and how many had each.
+    /// Lower bounds, each with its number of workers.
     censored: Vec<(f64, f64)>,
 }
 
 /// The normal fit.
 #[derive(Default)]
 pub struct Elfving {
-    window: VecDeque<Sums>,
+    window: VecDeque<RoundSums>,
     mean: f64,
     deviation: f64,
     smallest: f64,
 }
 
 impl Elfving {
-    /// EM for a normal with right-censored draws: a censored one is worth its conditional moments.
+    /// EM for a normal with right-censored draws, which count by their conditional moments.
     fn fit(&mut self) {
         let total: f64 = self
             .window
@@ -80,7 +80,7 @@ impl Predictor for Elfving {
     }
 
     fn learn(&mut self, _round: Round, run_times: &[(WorkerId, RunTime)]) {
-        let mut sums = Sums::default();
+        let mut sums = RoundSums::default();
         for &(_, time) in run_times {
             let x = time.bound().as_secs_f64();
             if time.is_censored() {

@@ -1,9 +1,9 @@
-//! `empirical`: all run-times of the last rounds are draws from one distribution, its survival by
-//! product limit. No worker has a name (Q10).
+//! `empirical`: all run-times of the last rounds are draws from one distribution, pooled over workers,
+//! with survival by product limit (Q10).
 
 use paceline_core::{Round, RunTime, WorkerId};
 
-use super::{Predictor, log_seconds, residuals::Residuals};
+use super::{Predictor, log_seconds, residuals::ResidualDistribution};
 use crate::scene::Scene;
 
 /// Rounds remembered.
@@ -13,14 +13,14 @@ const UNIT: f64 = 0.1;
 
 /// Pooled run-times.
 pub struct Empirical {
-    pool: Residuals,
+    pool: ResidualDistribution,
     /// Log run-time that the bins are centred on; fixed by the first round.
     center: Option<f64>,
 }
 
 impl Default for Empirical {
     fn default() -> Self {
-        Empirical { pool: Residuals::new(UNIT), center: None }
+        Empirical { pool: ResidualDistribution::new(UNIT), center: None }
     }
 }
 

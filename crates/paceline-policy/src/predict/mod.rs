@@ -1,4 +1,4 @@
-//! Predictors: what is known of every worker's run-time before and during a round.
+//! Predictors: distributions of every worker's run-time before and during a round.
 
 mod bdsgd;
 mod elfving;
@@ -19,49 +19,49 @@ use crate::scene::Scene;
 /// Predicts run-times. One file (or folder) per predictor.
 ///
 /// Laws:
-/// - Every run-time and every silence, in and out, is that of a whole portion. Loads stay outside:
+/// - Every run-time and every silence, in and out, is that of a whole portion. Loads are not seen:
 ///   [`Scene`], [`ClosedRound`](crate::closed::ClosedRound) and the policies convert.
 /// - [`Predictor::survival`] falls from 1 towards 0 as time grows.
 /// - Censored run-times count by their survival probability, never as if they had ended. So do those of
 ///   salvaged workers.
 pub trait Predictor: Send {
-    /// As the user would write it.
+    /// The name as users write it.
     fn name(&self) -> &'static str;
 
-    /// Whether it has something to say of the very first round.
+    /// Whether it can predict the very first round.
     fn knows_beginnings(&self) -> bool {
         false
     }
 
-    /// Takes in what arrivals and silence so far say of the open round as a whole.
+    /// Updates its view of the open round by the arrivals and silences so far.
     fn look(&mut self, scene: &Scene);
 
-    /// Goes back to what is expected of a round of which nothing has been seen.
+    /// Resets to the expectation for a round of which nothing has been seen.
     fn expect(&mut self) {}
 
-    /// Another reading of the same signs, if there is one: what silence says of a round is weaker
-    /// evidence than a likelihood makes of it, so a cut must be right under both.
+    /// Switches to an alternative view of the same evidence, if there is one: silence is weaker
+    /// evidence than its likelihood suggests, so a cut must hold under both views.
     fn doubt(&mut self) -> bool {
         false
     }
 
     /// The probability that `worker` takes longer than e to the `log_elapsed` seconds in the round
-    /// last looked at. Not conditioned on how long it has been silent; the stopping rule does that.
+    /// last looked at. Not conditioned on its silence so far; the stopping rule does that.
     fn survival(&self, worker: WorkerId, log_elapsed: f64) -> f64;
 
-    /// The same for several moments at once.
+    /// [`survival`](Self::survival) at several moments.
     fn survivals(&self, worker: WorkerId, log_elapsed: &[f64], into: &mut [f64]) {
         let moments = into.iter_mut().zip(log_elapsed);
         moments.for_each(|(into, &moment)| *into = self.survival(worker, moment));
     }
 
     /// Joint draws of the log run-times of these workers in a round of which nothing has been seen,
-    /// one vector a draw; `None` where workers are taken one by one.
+    /// one vector per draw; `None` if workers are predicted one by one.
     fn draws(&self, _workers: &[WorkerId], _count: usize) -> Option<Vec<Vec<f32>>> {
         None
     }
 
-    /// How long a worker usually takes, in seconds, where that is known for each.
+    /// A worker's usual run-time in seconds, if the predictor knows workers individually.
     fn typical(&self, _worker: WorkerId) -> Option<f64> {
         None
     }
@@ -77,7 +77,7 @@ pub(crate) fn log_seconds(run_time: RunTime) -> f64 {
     run_time.bound().as_secs_f64().max(1e-9).ln()
 }
 
-/// Shows a predictor a round in which nobody later than `cut` seconds was seen.
+/// Shows a predictor a round that was cut after `cut` seconds.
 #[cfg(test)]
 fn show(predictor: &mut dyn Predictor, round: u64, times: &[f64], cut: f64) {
     use std::time::Duration;

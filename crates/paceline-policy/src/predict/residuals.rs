@@ -1,15 +1,15 @@
 //! The pooled distribution of standardised residuals: a decayed product-limit estimate over bins.
 //!
-//! A censored residual stays at risk up to its bound and then leaves: it never enters as if it had
-//! happened there (that would be short) nor as a draw (that walks upward and feeds on itself).
-//! Where nobody was at risk, nothing is known, and the prior's hazard speaks.
+//! A censored residual stays at risk up to its bound and then leaves: it never counts as an event there
+//! (which would bias the estimate low) nor as a draw (which would drift upward by feedback). Where
+//! nothing was at risk, the prior's hazard applies.
 
 use std::sync::LazyLock;
 
 use super::scale::{BINS, position, residual};
 
-/// Where bins end, from the lower edge of the first on, and the core of the prior there: they are asked
-/// for at every contribution.
+/// Bin edges, from the lower edge of the first bin, and the prior's core at each; precomputed because
+/// every contribution needs them.
 static EDGES: LazyLock<Vec<f64>> =
     LazyLock::new(|| (0..=BINS).map(|b| residual(b as f64)).collect());
 static CORES: LazyLock<Vec<f64>> =
@@ -21,14 +21,14 @@ static MIDDLES: LazyLock<Vec<f64>> =
 const PRIOR_WEIGHT: f64 = 2.0;
 /// The prior's share of residuals that are stalls, of Pareto-like length.
 const PRIOR_STALLS: f64 = 0.02;
-/// Residuals count for levels and spreads up to this size.
+/// ResidualDistribution are clipped to this size for levels and spreads.
 const CLIP: f64 = 3.0;
-/// Below this survival nothing is told apart.
+/// Least survival probability.
 const FLOOR: f64 = 1e-12;
 
-/// What was seen, and the survival function that follows.
+/// Decayed counts of residuals, and the survival function that follows from them.
 #[derive(Debug, Clone)]
-pub(crate) struct Residuals {
+pub(crate) struct ResidualDistribution {
     observed: Vec<f64>,
     censored: Vec<f64>,
     /// `survival[b]`: probability of a residual beyond the lower edge of bin b.
@@ -36,15 +36,15 @@ pub(crate) struct Residuals {
     log_survival: Vec<f64>,
     /// Log density in bin b, per unit of the residual.
     log_density: Vec<f64>,
-    /// Mean, and mean size, of what lies beyond the lower edge of bin b, both clipped.
+    /// Clipped mean, and clipped mean size, of residuals beyond the lower edge of bin b.
     mean_beyond: Vec<f64>,
     size_beyond: Vec<f64>,
 }
 
-impl Residuals {
-    /// Nothing seen: the prior, for residuals standardised by `scale` (of log run-times).
-    pub(crate) fn new(scale: f64) -> Residuals {
-        let mut new = Residuals {
+impl ResidualDistribution {
+    /// The prior, for residuals standardised by `scale` (of log run-times).
+    pub(crate) fn new(scale: f64) -> ResidualDistribution {
+        let mut new = ResidualDistribution {
             observed: vec![0.0; BINS],
             censored: vec![0.0; BINS],
             survival: vec![1.0; BINS + 1],
@@ -64,17 +64,17 @@ impl Residuals {
         }
     }
 
-    /// A residual was this.
+    /// Adds an observed residual.
     pub(crate) fn observe(&mut self, u: f64, weight: f64) {
         self.observed[bin(u)] += weight;
     }
 
-    /// A residual was longer than this.
+    /// Adds a residual known only to be greater than `u`.
     pub(crate) fn censor(&mut self, u: f64, weight: f64) {
         self.censored[bin(u)] += weight;
     }
 
-    /// Makes the survival function from what was seen and the prior.
+    /// Computes the survival function from the counts and the prior.
     pub(crate) fn rebuild(&mut self, scale: f64) {
         let mut at_risk: f64 =
             self.observed.iter().sum::<f64>() + self.censored.iter().sum::<f64>();
@@ -85,7 +85,7 @@ impl Residuals {
             let prior = prior_survival(b + 1, scale);
             let prior_hazard = 1.0 - prior / prior_before;
             prior_before = prior;
-            // Half of those who leave in a bin were at risk in it.
+            // ResidualDistribution censored in a bin were at risk in half of it on average.
             let exposed = (at_risk - 0.5 * self.censored[b]).max(self.observed[b]);
             let hazard =
                 (self.observed[b] + PRIOR_WEIGHT * prior_hazard) / (exposed + PRIOR_WEIGHT);
@@ -111,19 +111,18 @@ impl Residuals {
         (self.mean_beyond[BINS], self.size_beyond[BINS]) = (CLIP, CLIP);
     }
 
-    /// Mean of all, clipped: what a level is measured from.
+    /// Clipped mean of all, the reference for levels.
     pub(crate) fn mean(&self) -> f64 {
         self.mean_beyond[0]
     }
 
-    /// Mean size of all, clipped: what a spread is measured by. A bound that says nothing then
-    /// leaves both as they are.
+    /// Clipped mean size of all, the reference for spreads. An uninformative bound thus changes
+    /// neither.
     pub(crate) fn size(&self) -> f64 {
         self.size_beyond[0]
     }
 
-    /// Mean and mean size of residuals beyond `u`, each clipped: what a censored one is expected
-    /// to have been.
+    /// Clipped mean and mean size of residuals beyond `u`: the expectation of a censored residual.
     pub(crate) fn beyond(&self, u: f64) -> (f64, f64) {
         let (b, part) = split(u);
         let between = |table: &[f64]| table[b] + part * (table[b + 1] - table[b]);
@@ -136,7 +135,7 @@ impl Residuals {
         self.survival[b] + part * (self.survival[b + 1] - self.survival[b])
     }
 
-    /// Its logarithm.
+    /// The logarithm of [`survival`](Self::survival).
     pub(crate) fn log_survival(&self, u: f64) -> f64 {
         let (b, part) = split(u);
         self.log_survival[b] + part * (self.log_survival[b + 1] - self.log_survival[b])
@@ -151,7 +150,7 @@ impl Residuals {
     }
 }
 
-/// A stall must not drag a level or a spread along: beyond [`CLIP`] it pulls no harder.
+/// Limits the influence of a stall on a level or a spread to that of [`CLIP`].
 pub(crate) fn clip(u: f64) -> f64 {
     u.clamp(-CLIP, CLIP)
 }
@@ -166,8 +165,8 @@ fn bin(u: f64) -> usize {
     (position(u) as usize).min(BINS - 1)
 }
 
-/// At an edge: a logistic core and a tail that is exponential in log run-time, so Pareto (shape 1) in
-/// run-time.
+/// The prior's survival at an edge: a logistic core and a tail that is exponential in log run-time, so
+/// Pareto (shape 1) in run-time.
 fn prior_survival(edge: usize, scale: f64) -> f64 {
     let u = EDGES[edge];
     let stalled = if u > 0.0 { (-u * scale).exp() } else { 1.0 };
@@ -182,7 +181,7 @@ mod tests {
     use super::*;
 
     /// The largest difference between two survival functions over the range.
-    fn distance(residuals: &Residuals, truth: impl Fn(f64) -> f64) -> f64 {
+    fn distance(residuals: &ResidualDistribution, truth: impl Fn(f64) -> f64) -> f64 {
         (-400..=400)
             .map(|k| f64::from(k) / 100.0)
             .map(|u| (residuals.survival(u) - truth(u)).abs())
@@ -197,21 +196,21 @@ mod tests {
     fn observed_draws_give_back_their_distribution() {
         let mut rng = ChaCha8Rng::seed_from_u64(7);
         let normal = Normal::new(0.0, 1.0).expect("a normal");
-        let mut residuals = Residuals::new(0.1);
+        let mut residuals = ResidualDistribution::new(0.1);
         (0..20_000).for_each(|_| residuals.observe(normal.sample(&mut rng), 1.0));
         residuals.rebuild(0.1);
         let found = distance(&residuals, normal_survival);
-        // Kolmogorov's 1 % bound for so many draws is 0.0115; binning adds a little.
+        // Kolmogorov's 1 % bound for this many draws is 0.0115; binning adds a little.
         assert!(found < 0.015, "{found}");
     }
 
-    /// Each draw is censored at a moment of its own; nothing of what is beyond is told.
+    /// Each draw is censored at its own random moment.
     #[test]
     fn heavy_censoring_does_not_bias_what_was_at_risk() {
         let mut rng = ChaCha8Rng::seed_from_u64(8);
         let normal = Normal::new(0.0, 1.0).expect("a normal");
         let wait = Exp::new(0.8).expect("an exponential");
-        let mut residuals = Residuals::new(0.1);
+        let mut residuals = ResidualDistribution::new(0.1);
         let mut censored = 0;
         for _ in 0..40_000 {
             let x: f64 = normal.sample(&mut rng);
@@ -227,7 +226,7 @@ mod tests {
         assert!(censored > 19_000, "{censored}");
         let found = distance(&residuals, normal_survival);
         assert!(found < 0.03, "{found}");
-        // What it replaces: the distribution of those seen, which is short.
+        // The naive estimate, the distribution of observed draws, is biased low.
         let naive = 1.0
             - residuals.observed.iter().take(bin(0.0)).sum::<f64>()
                 / residuals.observed.iter().sum::<f64>();
@@ -236,7 +235,7 @@ mod tests {
 
     #[test]
     fn survival_falls_from_one_and_its_tail_goes_on() {
-        let mut residuals = Residuals::new(0.1);
+        let mut residuals = ResidualDistribution::new(0.1);
         residuals.observe(0.0, 100.0);
         residuals.rebuild(0.1);
         let mut last = 1.0;

@@ -1,15 +1,15 @@
 //! A cheap, monotone, invertible map from residuals to bins: fine near zero, logarithmic far out.
 
-/// Bins for each doubling of 1 + |u|.
+/// Bins per doubling of 1 + |u|.
 const PER_OCTAVE: f64 = 16.0;
 /// Doublings covered on each side of zero: |u| up to 2^12.
 const OCTAVES: f64 = 12.0;
 /// Bins in all.
 pub(crate) const BINS: usize = (2.0 * OCTAVES * PER_OCTAVE) as usize;
 
-/// Where `u` lies among the bins, as a real number in [0, BINS].
+/// The position of `u` among the bins, as a real number in [0, BINS].
 ///
-/// The logarithm is the piecewise linear one that a float's own bits give: exponent plus mantissa.
+/// The logarithm is the piecewise linear one given by a float's bits: exponent plus mantissa.
 pub(crate) fn position(u: f64) -> f64 {
     let magnitude = (1.0 + u.abs()).min(4095.0).to_bits();
     let exponent = (magnitude >> 52) as f64 - 1023.0;

@@ -1,9 +1,10 @@
 //! The paper's rule: before the round, commit to the count with the best expected rate.
 //!
-//! c* = argmax g(c/n) / (E[x_(c)] + o), the gain g being c itself for throughput. The expected order statistic is the time by which the mean
-//! distribution of the workers reaches (c − π/8) / (n − π/4 + 1): Elfving's formula, which for a
-//! normal is the one in the paper and holds for any continuous distribution to the same order. A
-//! predictor that draws joint samples says better.
+//! c* = argmax g(c/n) / (E[x_(c)] + o), the gain g being c itself for throughput. The expected order
+//! statistic is the time by which the mean distribution of the workers reaches
+//! (c − π/8) / (n − π/4 + 1): Elfving's formula, which for a normal is the one in the paper and holds
+//! for any continuous distribution to the same order. Joint draws, where a predictor has them, replace
+//! the formula.
 
 use std::f64::consts::PI;
 
@@ -13,14 +14,14 @@ use crate::predict::Predictor;
 
 /// Moments at which the mean distribution is evaluated, evenly spaced in log time.
 const GRID: usize = 192;
-/// The most workers it is averaged over; of more, every k-th.
+/// Most workers to average over; of more, every k-th.
 const SAMPLE: usize = 512;
 
 /// Joint draws behind expected order statistics.
 const DRAWS: usize = 64;
 
-/// The count of these workers to wait for; `typical` is about how long a round takes, `gain` what a
-/// share of them brings.
+/// The count of these workers to wait for; `typical` is the approximate length of a round, `gain` the
+/// gain from a share of the workers.
 pub(crate) fn best_count(
     predictor: &dyn Predictor,
     workers: &[WorkerId],
@@ -55,7 +56,7 @@ fn mean_order_statistics(draws: Vec<Vec<f32>>, n: usize) -> Vec<f64> {
     (0..n).map(of).collect()
 }
 
-/// E[x_(1)], …, E[x_(n)]; infinite where the prediction does not reach.
+/// E[x_(1)], …, E[x_(n)]; infinite beyond the prediction's range.
 fn expected_order_statistics(
     predictor: &dyn Predictor,
     workers: &[WorkerId],

@@ -1,4 +1,4 @@
-//! Stopping rules: what is done with a prediction.
+//! Stopping rules: how a prediction becomes a cut.
 
 mod commit;
 mod renewal;
@@ -6,12 +6,12 @@ mod renewal;
 use std::fmt;
 
 pub(crate) use commit::best_count;
-pub(crate) use renewal::{Plan, best_plan, break_even};
+pub(crate) use renewal::{WaitPlan, best_plan, break_even};
 
-/// What is done with a prediction.
+/// A stopping rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// Stop inside the round, when no further wait is worth its time.
+    /// Cut inside the round, when no further wait is worth its time.
     Renewal,
     /// Commit to a count before the round (BDSGD).
     Commit,

@@ -1,37 +1,37 @@
-//! The renewal rule: a round goes on exactly while some further wait is worth more than λ a second.
+//! The renewal rule: a round waits exactly while some further wait gains more than λ per second.
 //!
 //! Two families of further waits are weighed, over a grid of moments up to the last at which even
-//! everybody arriving could pay:
+//! all workers arriving could pay:
 //! - until a moment t, or until all are in: the gain of Σ pᵢ(t) more, time ∫ (1 − Π pᵢ);
 //! - until the next arrival, or t: gain 1 − Π(1 − pᵢ(t)) times the mean weight, time ∫ Π(1 − pᵢ).
 //!
 //! pᵢ(t) is the chance that i, silent until now, arrives by t. The rule is asked again after
-//! arrivals, so the true value of going on is at least that of either.
+//! arrivals, so the true value of waiting is at least that of either.
 //!
 //! With salvage, finished micro-batches count at the cut: j of m are done by t if the whole takes
-//! at most t·m/j, so the expected share done is the mean of pᵢ(t·m/j) over j. Who has finished one has
-//! shown its pace: while it keeps it, it is foretold when the next ones are done, and those moments are
-//! weighed as well.
+//! at most t·m/j, so the expected share done is the mean of pᵢ(t·m/j) over j. A worker that has finished
+//! one has shown its pace: while it keeps that pace, the ends of its next micro-batches are known, and
+//! those moments are weighed as well.
 
 use crate::{
     objective::Gain,
     predict::Predictor,
-    scene::{Pace, Scene, Silent},
+    scene::{MicroBatchPace, Scene, Silent},
 };
 
 const GRID: usize = 20;
 const FIRST: f64 = 1e-3;
-/// The most silent workers that are summed over; of more, every k-th.
+/// Most silent workers to sum over; of more, every k-th.
 const SAMPLE: usize = 48;
-/// The most foretold moments that are weighed: the next ones.
+/// Most moments from paces to weigh: the next ones.
 const FORETOLD: usize = 24;
 
-/// What is foretold for a moment is there at it, whatever the last digit says.
+/// Tolerance for rounding: a micro-batch due at a moment is done at that moment.
 const NEARLY: f64 = 1.0 - 1e-9;
 
 /// A further wait.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Plan {
+pub(crate) struct WaitPlan {
     /// Expected gain less λ times the wait.
     pub(crate) value: f64,
     /// Seconds from now until it would stop.
@@ -41,7 +41,12 @@ pub(crate) struct Plan {
 }
 
 /// The best further wait at `rate` gain per second. A value of 0 or less means stop.
-pub(crate) fn best_plan(predictor: &dyn Predictor, gain: &Gain, scene: &Scene, rate: f64) -> Plan {
+pub(crate) fn best_plan(
+    predictor: &dyn Predictor,
+    gain: &Gain,
+    scene: &Scene,
+    rate: f64,
+) -> WaitPlan {
     let count = scene.silent.len();
     let stride = count.div_ceil(SAMPLE).max(1);
     let silent: Vec<Silent> = scene.silent.iter().step_by(stride).copied().collect();
@@ -54,9 +59,9 @@ pub(crate) fn best_plan(predictor: &dyn Predictor, gain: &Gain, scene: &Scene, r
     let arrives = Arrives::new(predictor, &silent, &waits, scene.partial);
     let done_now: f64 = silent.iter().map(|s| s.weight * scene.share_done(s)).sum();
 
-    let mut best = Plan { value: 0.0, wait: 0.0, arrivals: 0.0 };
+    let mut best = WaitPlan { value: 0.0, wait: 0.0, arrivals: 0.0 };
     let (mut before, mut some_left, mut none_in) = (0.0, 1.0, 1.0);
-    // Those foretold come at a moment, not on the way to it.
+    // Workers with a pace arrive at a known moment, not before it.
     let mut foretold_before = if silent.iter().any(|s| s.pace.is_some()) { 0.0 } else { 1.0 };
     let (mut until_all, mut until_first) = (0.0, 0.0);
     for (g, &wait) in waits.iter().enumerate() {
@@ -87,20 +92,21 @@ pub(crate) fn best_plan(predictor: &dyn Predictor, gain: &Gain, scene: &Scene, r
         };
         if to_moment.max(to_first) > best.value {
             best = match to_moment >= to_first {
-                true => Plan { value: to_moment, wait, arrivals: times * arrivals },
-                false => Plan { value: to_first, wait, arrivals: 1.0 },
+                true => WaitPlan { value: to_moment, wait, arrivals: times * arrivals },
+                false => WaitPlan { value: to_first, wait, arrivals: 1.0 },
             };
         }
     }
     best
 }
 
-/// Moments from now up to the last that could pay, closer together at first, and those at which the
-/// next micro-batches are foretold.
+/// Moments from now up to the last that could pay, denser at first, and those at which the next
+/// micro-batches are due.
 fn moments(last: f64, silent: &[Silent], m: u32) -> Vec<f64> {
     let next = |s: &Silent| {
         let s = *s;
-        let ends = move |pace: Pace| (1..=m - s.done).map(move |j| s.wait_until(pace.end(j)));
+        let ends =
+            move |pace: MicroBatchPace| (1..=m - s.done).map(move |j| s.wait_until(pace.end(j)));
         s.pace.map(ends).into_iter().flatten()
     };
     let mut waits: Vec<f64> = silent.iter().flat_map(next).collect();
@@ -115,7 +121,7 @@ fn moments(last: f64, silent: &[Silent], m: u32) -> Vec<f64> {
     waits
 }
 
-/// The chances that the silent arrive by each of the moments.
+/// The probabilities that silent workers arrive by each of the moments.
 struct Arrives {
     chances: Vec<f64>,
     moments: usize,
@@ -123,7 +129,7 @@ struct Arrives {
 
 impl Arrives {
     fn new(predictor: &dyn Predictor, silent: &[Silent], waits: &[f64], m: u32) -> Arrives {
-        // Those who began together, usually all, have the same moments.
+        // Workers that began together, usually all, share the same moments.
         let mut of = (f64::NAN, f64::NAN);
         let mut moments = vec![0.0; waits.len() + 1];
         let mut survival = vec![0.0; waits.len() + 1];
@@ -153,10 +159,10 @@ impl Arrives {
     }
 }
 
-/// Of a silent worker's micro-batches, the share expected to be done `wait` from now.
+/// The share of a silent worker's micro-batches expected to be done `wait` from now.
 ///
 /// With j of m done after e seconds at an even pace, the whole takes from e·m/(j+1) to e·m/j; the
-/// prediction says where in between.
+/// prediction gives the distribution in between.
 fn share_done(predictor: &dyn Predictor, s: &Silent, wait: f64, m: u32) -> f64 {
     let (done, all) = (f64::from(s.done), f64::from(m));
     if let Some(pace) = s.pace {
@@ -177,15 +183,15 @@ fn share_done(predictor: &dyn Predictor, s: &Silent, wait: f64, m: u32) -> f64 {
         } else if from - to > 1e-9 {
             ((from - survival(whole)) / (from - to)).clamp(0.0, 1.0)
         } else {
-            // Nothing is known of times like these.
+            // The prediction does not cover these times.
             if most.is_finite() { (whole - least) / (most - least) } else { 1.0 - least / whole }
         }
     };
     (s.done + 1..=m).map(by).sum::<f64>() / all + done / all
 }
 
-/// The moment, in seconds since the opening, after which even everybody's arrival at once, `all` the
-/// samples there are, could not make the round as good as the run's rate.
+/// The moment, in seconds since the opening, after which even the arrival of all workers at once, with
+/// `all` samples, could not bring the round up to the run's rate.
 pub(crate) fn break_even(gain: &Gain, all: f64, rate: f64, overhead: f64) -> f64 {
     gain.value(all) / rate - overhead
 }
@@ -197,10 +203,10 @@ mod tests {
     use super::*;
     use crate::{objective::Objective, predict::Empirical, scene::Arrived};
 
-    /// One has come after 2 s; the other has done 3 of 4 micro-batches, and a whole takes it so long.
+    /// One worker has arrived after 2 s; the other has done 3 of 4 micro-batches, of `whole` seconds.
     fn scene(whole: Option<f64>) -> Scene {
         let (weight, elapsed) = (8.0, 2.0);
-        let pace = whole.map(|whole| Pace { last: 0.75 * whole, each: 0.25 * whole });
+        let pace = whole.map(|whole| MicroBatchPace { last: 0.75 * whole, each: 0.25 * whole });
         let silent = Silent { worker: WorkerId(1), elapsed, load: 1.0, weight, done: 3, pace };
         Scene {
             elapsed,
@@ -211,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_keeps_its_pace_is_waited_for_exactly() {
+    fn a_worker_that_keeps_its_pace_is_waited_for_exactly() {
         let plan = |whole, rate| {
             let gain = Gain::new(Objective::Samples);
             best_plan(&Empirical::default(), &gain, &scene(Some(whole)), rate)
@@ -225,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_those_of_a_grid_and_those_foretold() {
+    fn moments_are_those_of_a_grid_and_of_paces() {
         let silent = scene(Some(2.25)).silent;
         let waits = moments(4.0, &silent, 4);
         assert!(waits.is_sorted() && waits.len() == GRID + 1);

@@ -1,12 +1,12 @@
-//! The common factor of a round: what speeds or slows everybody at once.
+//! The common factor of a round, which speeds up or slows down all workers at once.
 //!
-//! The cut depends on it (a slow round is cut with fewer in), so censoring is independent of the
-//! residuals only once it is taken out. It is the maximum of the censored likelihood: arrivals by
-//! their density, the silent by their survival.
+//! The cut depends on it (a slow round is cut with fewer arrivals), so censoring is independent of the
+//! residuals only once it is removed. It maximises the censored likelihood: arrivals count by their
+//! density, silent workers by their survival.
 
 use std::sync::LazyLock;
 
-use crate::predict::residuals::Residuals;
+use crate::predict::residuals::ResidualDistribution;
 
 /// One worker in one round: arrived, or silent so far.
 #[derive(Debug, Clone, Copy)]
@@ -16,13 +16,13 @@ pub(super) struct Sight {
     /// One over the worker's spread.
     pub(super) per_spread: f64,
     pub(super) observed: bool,
-    /// How sure it is that the worker is at its level.
+    /// Probability that the worker is at its level.
     pub(super) trust: f64,
 }
 
-/// How the factor moves from round to round.
+/// The common factor's evolution from round to round.
 #[derive(Debug, Clone)]
-pub(super) struct Common {
+pub(super) struct CommonFactor {
     last: f64,
     /// Typical step about the prediction.
     step: f64,
@@ -33,20 +33,20 @@ pub(super) struct Common {
 
 const PERSISTENCE: [f64; 4] = [0.0, 0.5, 0.9, 1.0];
 
-impl Default for Common {
+impl Default for CommonFactor {
     fn default() -> Self {
-        Common { last: 0.0, step: 0.2, persistence: 2, errors: [0.0; PERSISTENCE.len()] }
+        CommonFactor { last: 0.0, step: 0.2, persistence: 2, errors: [0.0; PERSISTENCE.len()] }
     }
 }
 
-impl Common {
-    /// What the next round's is expected to be.
+impl CommonFactor {
+    /// The expected factor of the next round.
     pub(super) fn expected(&self) -> f64 {
         PERSISTENCE[self.persistence] * self.last
     }
 
-    /// The most likely factor, given what is known of the round.
-    pub(super) fn fit(&self, sights: &[Sight], residuals: &Residuals) -> f64 {
+    /// The most likely factor, given the round so far.
+    pub(super) fn fit(&self, sights: &[Sight], residuals: &ResidualDistribution) -> f64 {
         let expected = self.expected();
         let value = |factor: f64| {
             let step = (factor - expected) / self.step;
@@ -94,8 +94,8 @@ impl Common {
 /// The first round's factor and spread, when no worker has a level: a search over both.
 pub(super) fn fit_first(sights: &[Sight]) -> (f64, f64) {
     const SPREADS: [f64; 8] = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0];
-    static SHAPES: LazyLock<Vec<Residuals>> =
-        LazyLock::new(|| SPREADS.map(Residuals::new).to_vec());
+    static SHAPES: LazyLock<Vec<ResidualDistribution>> =
+        LazyLock::new(|| SPREADS.map(ResidualDistribution::new).to_vec());
     let Some(center) = median(sights) else { return (0.0, 0.3) };
     let mut best = (f64::NEG_INFINITY, center, 0.1);
     for (spread, residuals) in SPREADS.into_iter().zip(&*SHAPES) {
@@ -135,7 +135,7 @@ fn climb(from: f64, value_there: f64, step: f64, value: impl Fn(f64) -> f64) -> 
     at
 }
 
-/// The median residual of those who have arrived.
+/// The median residual of workers that have arrived.
 fn median(sights: &[Sight]) -> Option<f64> {
     let mut seen: Vec<f64> = sights.iter().filter(|s| s.observed).map(|s| s.residual).collect();
     if seen.is_empty() {

@@ -2,34 +2,34 @@
 
 use paceline_model::Grouping;
 
-use super::common::{Common, Sight};
-use crate::predict::residuals::Residuals;
+use super::common::{CommonFactor, Sight};
+use crate::predict::residuals::ResidualDistribution;
 
-/// The most members that a group's factor is estimated from; of more, every k-th.
+/// Most members that a group's factor is estimated from; of more, every k-th.
 const SAMPLE: usize = 16;
-/// What workers that move together have in common.
+/// The factor of one group.
 #[derive(Debug, Clone, Default)]
-struct Group {
-    common: Common,
+struct GroupFactor {
+    common: CommonFactor,
     /// Its factor in the round last looked at.
     factor: f64,
 }
 
-/// All groups.
+/// The factors of all groups.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Groups {
+pub(super) struct GroupFactors {
     grouping: Grouping,
-    /// One for each of the grouping's.
-    groups: Vec<Group>,
+    /// One per group of the grouping.
+    groups: Vec<GroupFactor>,
 }
 
-impl Groups {
+impl GroupFactors {
     /// The factor of a worker's group; 0 if it is in none.
     pub(super) fn factor(&self, worker: usize) -> f64 {
         self.grouping.of(worker).map_or(0.0, |group| self.groups[group].factor)
     }
 
-    /// Goes back to what is expected of a round of which nothing is known.
+    /// Resets every factor to its expectation for a new round.
     pub(super) fn expect(&mut self) {
         for group in &mut self.groups {
             group.factor = group.common.expected();
@@ -41,8 +41,8 @@ impl Groups {
         self.groups.is_empty()
     }
 
-    /// Takes back what was concluded from silence: no group is slower than expected. Says whether
-    /// that changed anything.
+    /// Discards conclusions from silence: no group is slower than expected. Returns whether that
+    /// changed anything.
     pub(super) fn expect_no_worse(&mut self) -> bool {
         let mut changed = false;
         for group in &mut self.groups {
@@ -56,10 +56,10 @@ impl Groups {
     }
 
     /// Fits every group's factor to its members' sights: residuals less the common factor.
-    /// `sight_of` is `None` for who was not there.
+    /// `sight_of` is `None` for absent workers.
     pub(super) fn fit(
         &mut self,
-        reference: &Residuals,
+        reference: &ResidualDistribution,
         sight_of: impl Fn(usize) -> Option<Sight>,
         learn: bool,
     ) {
@@ -80,7 +80,7 @@ impl Groups {
         }
     }
 
-    /// A round's residuals (less common factor and level, in spreads).
+    /// Learns a round's residuals (less common factor and level, in spreads).
     pub(super) fn learn(&mut self, residuals: impl Iterator<Item = (usize, f64)>) {
         if let Some(before) = self.grouping.learn(residuals) {
             let old = std::mem::take(&mut self.groups);

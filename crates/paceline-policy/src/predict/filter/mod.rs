@@ -4,7 +4,7 @@
 //! Levels, spreads and change points are per worker ([`worker`]); the common factor is fitted anew
 //! whenever the round is looked at ([`common`]), groups are found from the data ([`groups`]); the
 //! residual's distribution is pooled over workers, standardised by each one's spread, by product
-//! limit. O(n) a round.
+//! limit. O(n) per round.
 
 mod common;
 mod groups;
@@ -18,12 +18,12 @@ use std::collections::VecDeque;
 use paceline_core::{Round, RunTime, Version, WorkerId};
 
 use self::{
-    common::{Common, Sight, fit_first},
-    groups::Groups,
-    tally::Tally,
-    worker::{Cluster, RATES, Shift, WorkerState},
+    common::{CommonFactor, Sight, fit_first},
+    groups::GroupFactors,
+    tally::RoundTally,
+    worker::{ClusterState, LevelShift, RATES, WorkerState},
 };
-use super::{Predictor, log_seconds, residuals::Residuals};
+use super::{Predictor, log_seconds, residuals::ResidualDistribution};
 use crate::scene::Scene;
 
 /// Rounds that the pooled residuals remember.
@@ -31,45 +31,45 @@ const MEMORY: f64 = 150.0;
 const SPREAD_RATE: f64 = 0.03;
 /// Rounds whose common factor is kept for late reports.
 const LATEST: usize = 256;
-/// The most workers that the common factor is estimated from; of more, every k-th.
+/// Most workers that the common factor is estimated from; of more, every k-th.
 const SAMPLE: usize = 96;
 
-/// What a worker is expected to do, ready for use.
+/// The prediction for one worker, precomputed.
 #[derive(Debug, Clone, Copy)]
-struct Outlook {
+struct WorkerOutlook {
     level: f64,
     spread: f64,
     per_spread: f64,
-    shift: Shift,
+    shift: LevelShift,
     shifted: f64,
 }
 
 /// The filter.
 pub struct Filter {
     workers: Vec<Option<WorkerState>>,
-    /// One for each of them, made anew after every round.
-    outlooks: Vec<Outlook>,
-    residuals: Residuals,
-    /// The prior's shape, which locations and spreads are fitted with: were they fitted with the
-    /// learned shape, the two could walk away together.
-    reference: Residuals,
+    /// One per worker, computed after every round.
+    outlooks: Vec<WorkerOutlook>,
+    residuals: ResidualDistribution,
+    /// The prior's shape, with which locations and spreads are fitted: fitted with the learned shape,
+    /// both could drift together.
+    reference: ResidualDistribution,
     /// Spread of residuals over the cluster, in log run-time.
     spread: f64,
     /// Sizes of residuals and their number, decayed.
     deviations: (f64, f64),
-    common: Common,
-    groups: Groups,
+    common: CommonFactor,
+    groups: GroupFactors,
     rate: usize,
     rate_errors: [f64; RATES.len()],
     rates_scored: f64,
-    /// Of workers known only to be beyond a bound: how many arrived, over how much log run-time.
+    /// For workers known only to be beyond a bound: arrivals, and log run-time at risk.
     beyond: (f64, f64),
-    /// Mean and spread of levels, for a worker nobody has seen.
+    /// Mean and spread of levels, for a worker that was never seen.
     newcomer: (f64, f64),
     rounds: u64,
     /// The common factor of the round last looked at.
     factor: f64,
-    /// Of rounds whose stragglers may still report.
+    /// Common factors of rounds whose stragglers may still report.
     factors: VecDeque<(Version, f64)>,
 }
 
@@ -78,12 +78,12 @@ impl Default for Filter {
         Filter {
             workers: Vec::new(),
             outlooks: Vec::new(),
-            residuals: Residuals::new(0.1),
-            reference: Residuals::new(0.1),
+            residuals: ResidualDistribution::new(0.1),
+            reference: ResidualDistribution::new(0.1),
             spread: 0.1,
             deviations: (0.0, 0.0),
-            common: Common::default(),
-            groups: Groups::default(),
+            common: CommonFactor::default(),
+            groups: GroupFactors::default(),
             rate: 1,
             rate_errors: [0.0; RATES.len()],
             rates_scored: 0.0,
@@ -97,8 +97,8 @@ impl Default for Filter {
 }
 
 impl Filter {
-    fn cluster(&self) -> Cluster<'_> {
-        Cluster {
+    fn cluster(&self) -> ClusterState<'_> {
+        ClusterState {
             residuals: &self.residuals,
             reference: &self.reference,
             spread: self.spread,
@@ -107,19 +107,19 @@ impl Filter {
         }
     }
 
-    /// What is expected of a worker; of one nobody has seen, what the cluster does.
-    fn outlook(&self, worker: WorkerId) -> Outlook {
+    /// The prediction for a worker; the cluster's for a worker that was never seen.
+    fn outlook(&self, worker: WorkerId) -> WorkerOutlook {
         self.outlooks.get(worker.0 as usize).copied().unwrap_or_else(|| self.outlook_of(None))
     }
 
-    fn outlook_of(&self, state: Option<&WorkerState>) -> Outlook {
+    fn outlook_of(&self, state: Option<&WorkerState>) -> WorkerOutlook {
         let (level, spread) = match state {
             Some(state) if state.seen > 0 => (state.levels[self.rate], state.spread(self.spread)),
             _ => self.newcomer,
         };
         let (shift, shifted) =
-            state.map_or((Shift::Somewhere, 0.0), |state| (state.shift, state.shifted));
-        Outlook { level, spread, per_spread: 1.0 / spread, shift, shifted }
+            state.map_or((LevelShift::Somewhere, 0.0), |state| (state.shift, state.shifted));
+        WorkerOutlook { level, spread, per_spread: 1.0 / spread, shift, shifted }
     }
 
     fn look_ahead(&mut self) {
@@ -128,7 +128,7 @@ impl Filter {
     }
 
     fn sight(&self, worker: WorkerId, y: f64, observed: bool) -> Sight {
-        let Outlook { level, per_spread, shifted, .. } = self.outlook(worker);
+        let WorkerOutlook { level, per_spread, shifted, .. } = self.outlook(worker);
         let residual = y - level - self.groups.factor(worker.0 as usize);
         Sight { residual, per_spread, observed, trust: 1.0 - shifted }
     }
@@ -168,7 +168,7 @@ impl Predictor for Filter {
             self.factor = factor;
             self.newcomer = (0.0, spread);
             self.spread = spread;
-            self.residuals = Residuals::new(spread);
+            self.residuals = ResidualDistribution::new(spread);
         } else {
             self.factor = self.common.fit(&sights, &self.reference);
             self.look_at_groups(scene);
@@ -191,7 +191,7 @@ impl Predictor for Filter {
 
     fn survival(&self, worker: WorkerId, log_elapsed: f64) -> f64 {
         let y = log_elapsed - self.factor - self.groups.factor(worker.0 as usize);
-        let Outlook { level, spread, per_spread, shift, shifted } = self.outlook(worker);
+        let WorkerOutlook { level, spread, per_spread, shift, shifted } = self.outlook(worker);
         let stays = self.residuals.survival((y - level) * per_spread);
         if shifted < 1e-3 {
             return stays;
@@ -219,7 +219,7 @@ impl Predictor for Filter {
             self.newcomer = (factor, spread.max(0.2));
             self.spread = spread;
             self.deviations = (spread, 1.0);
-            self.residuals = Residuals::new(spread);
+            self.residuals = ResidualDistribution::new(spread);
         } else {
             self.factor = self.common.fit(&sights, &self.reference);
             self.learn_groups(times);
@@ -233,7 +233,7 @@ impl Predictor for Filter {
         }
         self.residuals.decay(1.0 - 1.0 / MEMORY);
         self.residuals.rebuild(self.spread);
-        self.reference = Residuals::new(self.spread);
+        self.reference = ResidualDistribution::new(self.spread);
         self.look_ahead();
     }
 
@@ -258,7 +258,7 @@ impl Filter {
         }
     }
 
-    /// The factors of groups, from those who have arrived and those who are silent.
+    /// Fits the groups' factors to arrivals and silences.
     fn look_at_groups(&mut self, scene: &Scene) {
         if self.groups.is_empty() {
             return;
@@ -282,7 +282,7 @@ impl Filter {
                 let (y, observed) = (log_seconds(time), !time.is_censored());
                 let index = worker.0 as usize;
                 *seen.get_mut(index)? = Some((y, observed));
-                let Outlook { level, per_spread, .. } = self.outlook(worker);
+                let WorkerOutlook { level, per_spread, .. } = self.outlook(worker);
                 let u = (y - self.factor - level) * per_spread;
                 Some((index, if observed { u } else { self.reference.beyond(u).0.max(u) }))
             })
@@ -295,7 +295,7 @@ impl Filter {
         let mut groups = std::mem::take(&mut self.groups);
         let sight_of = |worker: usize| {
             let (y, observed) = seen.get(worker).copied().flatten()?;
-            // The groups are taken out, so this is the residual without the group's factor.
+            // `self.groups` is empty here, so the residual still contains the group's factor.
             let mut sight = self.sight(WorkerId(worker as u32), y, observed);
             sight.residual -= self.factor;
             Some(sight)
@@ -304,7 +304,7 @@ impl Filter {
         self.groups = groups;
     }
 
-    /// The slowest forgetting whose errors are not clearly larger than the best's.
+    /// Chooses the slowest forgetting rate whose errors are not clearly larger than the best's.
     fn choose_rate(&mut self, errors: &[f64; RATES.len()], scored: f64) {
         for (kept, error) in self.rate_errors.iter_mut().zip(errors) {
             *kept = 0.99 * *kept + error;
@@ -316,8 +316,8 @@ impl Filter {
         self.rate = (0..RATES.len()).find(good).unwrap_or(0);
     }
 
-    /// What all who arrived have in common is the round's, not theirs. Only the sum of factor and
-    /// level is ever used, so both may wander against each other as long as this keeps them in step.
+    /// Moves the arrivals' common drift from their levels to the round's factor. Only the sum of factor
+    /// and level is ever used, so both may shift against each other as long as this keeps the sum.
     fn anchor(&mut self, times: &[(WorkerId, RunTime)], drift: f64) {
         for (worker, _) in times.iter().filter(|(_, time)| !time.is_censored()) {
             if let Some(state) = &mut self.workers[worker.0 as usize] {
@@ -329,9 +329,9 @@ impl Filter {
         }
     }
 
-    /// Returns by how much those who arrived moved on average.
+    /// Returns the mean change of the levels of workers that arrived.
     fn learn_workers(&mut self, times: &[(WorkerId, RunTime)]) -> f64 {
-        let mut tally = Tally::default();
+        let mut tally = RoundTally::default();
         for &(worker, run_time) in times {
             let index = worker.0 as usize;
             if index >= self.workers.len() {
@@ -346,7 +346,7 @@ impl Filter {
         tally.drift()
     }
 
-    fn take_in(&mut self, tally: &Tally, workers: f64) {
+    fn take_in(&mut self, tally: &RoundTally, workers: f64) {
         for &(u, weight, censored) in &tally.pool {
             match censored {
                 true => self.residuals.censor(u, weight),

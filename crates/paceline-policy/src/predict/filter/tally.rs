@@ -1,36 +1,36 @@
-//! What one round adds up to, over all workers.
+//! Sums over all workers of one round.
 
-use super::worker::{Cluster, RATES, Shift, WorkerState};
+use super::worker::{ClusterState, LevelShift, RATES, WorkerState};
 use crate::predict::residuals::clip;
 
-/// A residual (in spreads), how much it belongs to the pool, and whether it is only a bound.
+/// A residual (in spreads), its weight in the pool, and whether it is only a bound.
 pub(super) type Pooled = (f64, f64, bool);
 
 /// Sums over the workers of a round.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct RoundTally {
     pub(super) pool: Vec<Pooled>,
     /// Sizes of residuals, and their number.
     pub(super) deviations: (f64, f64),
-    /// How far each of [`RATES`] was off, and how often they were compared.
+    /// Summed errors of each of [`RATES`], and the number of comparisons.
     pub(super) errors: [f64; RATES.len()],
     pub(super) scored: f64,
-    /// Of workers known only to be beyond a bound: arrivals, and log run-time passed.
+    /// For workers known only to be beyond a bound: arrivals, and log run-time at risk.
     pub(super) beyond: (f64, f64),
-    /// By how much those who arrived moved, and their number.
+    /// Summed changes of arrived workers' levels, and their number.
     moved: (f64, f64),
     /// Levels, their squares, and their number.
     levels: (f64, f64, f64),
 }
 
-impl Tally {
-    /// A worker took `y` (log run-time less what is not its own), or longer.
+impl RoundTally {
+    /// Adds a worker that took `y` (log run-time less common and group factors), or longer.
     pub(super) fn add(
         &mut self,
         state: &mut WorkerState,
         y: f64,
         censored: bool,
-        cluster: &Cluster<'_>,
+        cluster: &ClusterState<'_>,
     ) {
         state.pass();
         self.watch_bound(state, y, censored);
@@ -62,7 +62,7 @@ impl Tally {
     }
 
     fn watch_bound(&mut self, state: &WorkerState, y: f64, censored: bool) {
-        if let Shift::Beyond(bound) = state.shift
+        if let LevelShift::Beyond(bound) = state.shift
             && state.shifted > 0.5
             && y > bound
         {
@@ -80,7 +80,7 @@ impl Tally {
         }
     }
 
-    /// By how much those who arrived moved on average.
+    /// Mean change of the levels of workers that arrived.
     pub(super) fn drift(&self) -> f64 {
         if self.moved.1 > 0.0 { self.moved.0 / self.moved.1 } else { 0.0 }
     }

@@ -10,19 +10,19 @@ use crate::{
     scene::{Arrived, Silent},
 };
 
-/// A cluster with levels of its own, a common factor that drifts, and noise.
-struct Known {
+/// A cluster with known levels, a common factor that drifts, and noise.
+struct KnownCluster {
     levels: Vec<f64>,
     common: f64,
     rng: ChaCha8Rng,
 }
 
-impl Known {
-    fn new(n: usize) -> Known {
+impl KnownCluster {
+    fn new(n: usize) -> KnownCluster {
         let mut rng = ChaCha8Rng::seed_from_u64(11);
         let level = Normal::new(0.0, 0.1).expect("a normal");
         let levels = (0..n).map(|_| level.sample(&mut rng)).collect();
-        Known { levels, common: 0.0, rng }
+        KnownCluster { levels, common: 0.0, rng }
     }
 
     fn draw(&mut self) -> Vec<f64> {
@@ -34,7 +34,7 @@ impl Known {
     }
 }
 
-/// How far estimates are from the truth, whatever is added to all of them.
+/// Error of estimates up to a common constant.
 fn error(found: &[f64], truth: &[f64]) -> f64 {
     let n = found.len() as f64;
     let off: Vec<f64> = found.iter().zip(truth).map(|(f, t)| f - t).collect();
@@ -42,11 +42,11 @@ fn error(found: &[f64], truth: &[f64]) -> f64 {
     (off.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n).sqrt()
 }
 
-/// The cut comes when half are in, and is capped by a clock: so how much is censored depends on
-/// the common factor of the round. Levels come back all the same (Q1).
+/// The cut comes when half have arrived, and is capped by a clock, so the amount of censoring depends
+/// on the common factor of the round. Levels are recovered all the same (Q1).
 #[test]
 fn levels_are_recovered_though_the_cut_depends_on_the_common_factor() {
-    let mut known = Known::new(60);
+    let mut known = KnownCluster::new(60);
     let mut filter = Filter::default();
     let (mut censored, mut seen) = (0, vec![(0.0, 0.0); 60]);
     for round in 0..400 {
@@ -64,7 +64,7 @@ fn levels_are_recovered_though_the_cut_depends_on_the_common_factor() {
         show(&mut filter, round, &times, cut);
     }
     assert!(censored > 400 * 60 * 2 / 5, "{censored} censored");
-    // Of a worker that is hardly ever in time only a bound can be known.
+    // For a worker that is hardly ever in time only a bound can be known.
     let known_of: Vec<usize> = (0..60).filter(|&i| seen[i].1 > 40.0).collect();
     assert!(known_of.len() > 40, "{}", known_of.len());
     let truth: Vec<f64> = known_of.iter().map(|&i| known.levels[i]).collect();
@@ -105,10 +105,10 @@ fn ranks_of_the_silent(filter: &mut Filter, times: &[f64]) -> Vec<f64> {
     scene.silent.iter().map(rank).collect()
 }
 
-/// Of what the filter says will happen with probability p, a share p happens.
+/// Events that the filter predicts with probability p happen with frequency p.
 #[test]
-fn predictive_intervals_cover_what_they_say() {
-    let mut known = Known::new(40);
+fn predictive_intervals_have_their_nominal_coverage() {
+    let mut known = KnownCluster::new(40);
     let mut filter = Filter::default();
     let mut ranks: Vec<f64> = Vec::new();
     for round in 0..300 {
@@ -168,7 +168,7 @@ fn independent_workers_make_no_groups() {
 /// A worker that slows down for good is followed within a few rounds, and a stall is not.
 #[test]
 fn a_change_is_followed_and_a_stall_is_not() {
-    let mut known = Known::new(20);
+    let mut known = KnownCluster::new(20);
     let mut filter = Filter::default();
     for round in 0..200 {
         let mut times = known.draw();

@@ -1,64 +1,70 @@
-//! What the filter believes of one worker.
+//! The filter's state of one worker.
 
-use crate::predict::residuals::{Residuals, clip};
+use crate::predict::residuals::{ResidualDistribution, clip};
 
 /// Forgetting rates of the level estimates kept side by side; the cluster's data choose among them.
 pub(super) const RATES: [f64; 4] = [0.02, 0.1, 0.35, 0.8];
-/// Chance a round that a worker leaves its level (a change point), and that it returns.
+/// Probability per round that a worker leaves its level (a change point), and that it returns.
 const LEAVES: f64 = 0.004;
 const RETURNS: f64 = 0.03;
-/// How fast a lower bound from long ago loses its force, in log run-time a round.
+/// Decay of an old lower bound, in log run-time per round.
 const BOUND_FADES: f64 = 0.002;
 /// Spread of a new level about the old, in log run-time.
 const NEW_LEVEL: f64 = 0.7;
-/// How far beyond its bound one is taken to be that was never seen, in log run-time.
+/// Assumed distance beyond its bound of a worker that was never seen, in log run-time.
 const BEYOND: f64 = 0.4;
 /// Pseudo-observations behind the cluster's spread in a worker's own.
 const SPREAD_PRIOR: f64 = 6.0;
 const SPREAD_RATE: f64 = 0.03;
 
-/// Where a worker is if it has left its level.
+/// The level of a worker that has left its old one.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Shift {
-    /// Anywhere.
+pub(super) enum LevelShift {
+    /// Unknown.
     Somewhere,
-    /// At this level.
+    /// Known.
     Level(f64),
-    /// Beyond this: it has only been censored since.
+    /// Beyond this bound: the worker has only been censored since.
     Beyond(f64),
 }
 
-impl Shift {
+impl LevelShift {
     /// Probability that a shifted worker takes longer than `y`, its old level being `level`.
-    pub(super) fn survival(self, level: f64, y: f64, spread: f64, cluster: &Cluster<'_>) -> f64 {
+    pub(super) fn survival(
+        self,
+        level: f64,
+        y: f64,
+        spread: f64,
+        cluster: &ClusterState<'_>,
+    ) -> f64 {
         match self {
-            Shift::Somewhere => somewhere_survival(y - level),
-            Shift::Level(at) => cluster.residuals.survival((y - at) / spread),
-            Shift::Beyond(bound) => (-cluster.hazard_beyond * (y - bound).max(0.0)).exp(),
+            LevelShift::Somewhere => somewhere_survival(y - level),
+            LevelShift::Level(at) => cluster.residuals.survival((y - at) / spread),
+            LevelShift::Beyond(bound) => (-cluster.hazard_beyond * (y - bound).max(0.0)).exp(),
         }
     }
 }
 
-/// One worker's level (log run-time less the round's common factor), spread, and the chance that
-/// it is elsewhere: the run-length posterior of online change-point detection, pruned to the two
+/// One worker's level (log run-time less the round's common factor), spread, and the probability that
+/// it has left the level: the run-length posterior of online change-point detection, pruned to the two
 /// hypotheses that matter.
 #[derive(Debug, Clone)]
 pub(super) struct WorkerState {
     pub(super) seen: u32,
-    /// Observations behind the level; a censored one counts by what it told.
+    /// Observations behind the level; a censored one counts by its information.
     evidence: f64,
     pub(super) levels: [f64; RATES.len()],
     deviation: f64,
     deviation_weight: f64,
-    pub(super) shift: Shift,
+    pub(super) shift: LevelShift,
     /// Probability of the shift.
     pub(super) shifted: f64,
 }
 
-/// What the cluster knows, lent to a worker's update.
-pub(super) struct Cluster<'a> {
-    pub(super) residuals: &'a Residuals,
-    pub(super) reference: &'a Residuals,
+/// Pooled estimates that a worker's update uses.
+pub(super) struct ClusterState<'a> {
+    pub(super) residuals: &'a ResidualDistribution,
+    pub(super) reference: &'a ResidualDistribution,
     pub(super) spread: f64,
     /// Hazard, in log run-time, of a worker that is known only to be beyond a bound.
     pub(super) hazard_beyond: f64,
@@ -74,12 +80,12 @@ impl WorkerState {
             levels: [0.0; RATES.len()],
             deviation: 0.0,
             deviation_weight: 0.0,
-            shift: Shift::Somewhere,
+            shift: LevelShift::Somewhere,
             shifted: LEAVES,
         }
     }
 
-    /// Its own spread, drawn towards the cluster's.
+    /// Its own spread, shrunk towards the cluster's.
     pub(super) fn spread(&self, cluster: f64) -> f64 {
         let weight = SPREAD_PRIOR + self.deviation_weight;
         let spread = (SPREAD_PRIOR * cluster + self.deviation) / weight;
@@ -87,25 +93,24 @@ impl WorkerState {
         spread * few.sqrt()
     }
 
-    /// Its level, as far as that is known: of one that was never seen, somewhat beyond what it was
-    /// silent for.
+    /// Its level, if known; for a worker that was never seen, somewhat beyond its longest silence.
     pub(super) fn typical(&self, rate: usize) -> Option<f64> {
         match self.shift {
-            Shift::Beyond(bound) if self.seen == 0 => Some(bound + BEYOND),
+            LevelShift::Beyond(bound) if self.seen == 0 => Some(bound + BEYOND),
             _ => (self.seen > 0).then(|| self.levels[rate]),
         }
     }
 
-    /// A round passes: it may leave its level, or come back to it.
+    /// A round passes: the worker may leave its level or return to it.
     pub(super) fn pass(&mut self) {
         self.shifted = self.shifted * (1.0 - RETURNS) + (1.0 - self.shifted) * LEAVES;
-        if let Shift::Beyond(bound) = &mut self.shift {
+        if let LevelShift::Beyond(bound) = &mut self.shift {
             *bound -= BOUND_FADES;
         }
     }
 
-    /// It took `y`. Returns the residual (in spreads) and how much it belongs to the pool.
-    pub(super) fn observe(&mut self, y: f64, cluster: &Cluster<'_>) -> Option<(f64, f64)> {
+    /// The worker took `y`. Returns the residual (in spreads) and its weight in the pool.
+    pub(super) fn observe(&mut self, y: f64, cluster: &ClusterState<'_>) -> Option<(f64, f64)> {
         if self.seen == 0 {
             self.restart(y);
             return None;
@@ -115,25 +120,27 @@ impl WorkerState {
         let u = (y - level) / spread;
         let stays = cluster.residuals.log_density(u).exp() / spread;
         let shifts = match self.shift {
-            Shift::Somewhere => somewhere_density(y - level),
-            Shift::Level(at) => cluster.residuals.log_density((y - at) / spread).exp() / spread,
-            Shift::Beyond(bound) if y >= bound => {
+            LevelShift::Somewhere => somewhere_density(y - level),
+            LevelShift::Level(at) => {
+                cluster.residuals.log_density((y - at) / spread).exp() / spread
+            }
+            LevelShift::Beyond(bound) if y >= bound => {
                 cluster.hazard_beyond * (-cluster.hazard_beyond * (y - bound)).exp()
             }
-            Shift::Beyond(_) => 0.02 * somewhere_density(y - level),
+            LevelShift::Beyond(_) => 0.02 * somewhere_density(y - level),
         };
         let before = self.shifted;
         self.shifted = posterior(before, shifts, stays);
         if self.shifted > 0.5 {
             let known = match self.shift {
-                Shift::Level(at) if before < 0.9 => Some(at),
+                LevelShift::Level(at) if before < 0.9 => Some(at),
                 _ => None,
             };
             match known {
                 _ if before >= 0.9 => self.swap(y),
                 Some(at) if self.shifted > 0.9 => self.swap(0.5 * (at + y)),
-                Some(at) => self.shift = Shift::Level(0.5 * (at + y)),
-                None => self.shift = Shift::Level(y),
+                Some(at) => self.shift = LevelShift::Level(0.5 * (at + y)),
+                None => self.shift = LevelShift::Level(y),
             }
             return Some((u, 1.0 - self.shifted));
         }
@@ -144,14 +151,14 @@ impl WorkerState {
         Some((u, 1.0 - self.shifted))
     }
 
-    /// It took longer than `y`.
-    pub(super) fn censor(&mut self, y: f64, cluster: &Cluster<'_>) -> Option<(f64, f64)> {
+    /// The worker took longer than `y`.
+    pub(super) fn censor(&mut self, y: f64, cluster: &ClusterState<'_>) -> Option<(f64, f64)> {
         if self.seen == 0 {
             let bound = match self.shift {
-                Shift::Beyond(bound) => bound.max(y),
+                LevelShift::Beyond(bound) => bound.max(y),
                 _ => y,
             };
-            (self.shift, self.shifted) = (Shift::Beyond(bound), 1.0);
+            (self.shift, self.shifted) = (LevelShift::Beyond(bound), 1.0);
             return None;
         }
         let spread = self.spread(cluster.spread);
@@ -160,14 +167,14 @@ impl WorkerState {
         let shifts = self.shift.survival(self.levels[cluster.rate], y, spread, cluster);
         self.shifted = posterior(self.shifted, shifts, stays);
         match self.shift {
-            Shift::Beyond(bound) => self.shift = Shift::Beyond(bound.max(y)),
-            Shift::Level(at) if y < at + 2.0 * spread => {}
-            _ if self.shifted > 0.5 => self.shift = Shift::Beyond(y),
+            LevelShift::Beyond(bound) => self.shift = LevelShift::Beyond(bound.max(y)),
+            LevelShift::Level(at) if y < at + 2.0 * spread => {}
+            _ if self.shifted > 0.5 => self.shift = LevelShift::Beyond(y),
             _ => {}
         }
         if self.shifted < 0.5 {
             let reference = cluster.reference;
-            // A bound far below the level says nothing, of level or spread.
+            // A bound far below the level is uninformative about level and spread.
             let told = 1.0 - reference.survival(u);
             self.evidence += told;
             self.follow(y, spread, |u| reference.beyond(u).0 - reference.mean());
@@ -179,19 +186,19 @@ impl WorkerState {
     fn restart(&mut self, y: f64) {
         (self.seen, self.evidence) = (1, 1.0);
         self.levels = [y; RATES.len()];
-        self.shift = Shift::Somewhere;
+        self.shift = LevelShift::Somewhere;
         self.shifted = LEAVES;
     }
 
-    /// The other level is the level now; the old one is where it may return to.
+    /// Adopts the shifted level; the worker may return to the old one.
     fn swap(&mut self, level: f64) {
         let old = self.levels[0];
         self.restart(level);
         (self.seen, self.evidence) = (2, 2.0);
-        self.shift = Shift::Level(old);
+        self.shift = LevelShift::Level(old);
     }
 
-    /// Moves every level by what `y` says of it: a clipped residual, in spreads.
+    /// Moves every level estimate by its clipped residual to `y`, in spreads.
     fn follow(&mut self, y: f64, spread: f64, residual: impl Fn(f64) -> f64) {
         for (level, rate) in self.levels.iter_mut().zip(RATES) {
             let gain = rate.max(1.0 / self.evidence.max(1.0));
@@ -199,7 +206,7 @@ impl WorkerState {
         }
     }
 
-    /// Moves the spread by the size of a residual, as far as it was told.
+    /// Moves the spread by the size of a residual, weighted by its information.
     fn widen(&mut self, size: f64, told: f64) {
         let keep = 1.0 - SPREAD_RATE * told;
         self.deviation = keep * self.deviation + told * size;
