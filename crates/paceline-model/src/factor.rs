@@ -1,49 +1,49 @@
-//! Where a factor of many workers may be: a mixture, and its mass on the cells of a lattice.
+//! The distribution of a factor: a mixture, and its mass on the cells of a lattice.
 
 use crate::{
     math::{exp, sigmoid},
     mixture::{PARTS, WIDTH, quantile, shares},
 };
 
-/// Chance that a factor is where no network expects it, and how far out that is.
+/// Probability and scale of a factor where no network expects it.
 const ELSEWHERE: (f32, f32) = (0.004, 3.0);
-/// The finest cells, and the most of them for the cluster and for a group.
+/// The finest cell, and the most cells for the cluster and for a group.
 const FINEST: f32 = 0.2;
 const CELLS: usize = 24;
 const GROUP_CELLS: usize = 72;
-/// What lies beyond this level at either end has no cells.
+/// Tail probability at either end that is cut off the cells.
 const LEVEL: f32 = 0.003;
 
 /// The lattice: multiples of a step, in units of the cluster's spread.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Step {
+pub(crate) struct Lattice {
     size: f32,
     /// The cluster's spread, in log time.
     pub(crate) unit: f32,
 }
 
-impl Step {
-    /// As fine as the widest of the factors leaves it: mixtures of the cluster's and of groups'.
-    pub(crate) fn of(cluster: &[f32], groups: &[f32], unit: f32) -> Step {
+impl Lattice {
+    /// The finest lattice that covers the mixtures of the cluster's and the groups' factors.
+    pub(crate) fn covering(cluster: &[f32], groups: &[f32], unit: f32) -> Lattice {
         let width = |params: &[f32]| {
             let (from, to) = ends(params);
             to - from
         };
         let widest = groups.chunks_exact(WIDTH).map(width).fold(0.0, f32::max);
         let size = (width(cluster) / CELLS as f32).max(widest / GROUP_CELLS as f32).max(FINEST);
-        Step { size, unit }
+        Lattice { size, unit }
     }
 
     pub(crate) fn at(&self, cell: i32) -> f32 {
         cell as f32 * self.size
     }
 
-    /// Where a factor lies among the cells.
+    /// The position of a factor among the cells.
     pub(crate) fn position(&self, at: f32) -> f32 {
         at / self.size
     }
 
-    /// How many cells are that wide.
+    /// The number of cells in this width.
     pub(crate) fn merged(&self, width: f32) -> usize {
         (width / self.size) as usize
     }
@@ -52,7 +52,7 @@ impl Step {
 /// A factor's distribution.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Factor {
-    /// Share, location and scale of each part.
+    /// Share, location and scale of each component.
     parts: Vec<(f32, f32, f32)>,
     /// The first cell.
     pub(crate) from: i32,
@@ -61,8 +61,8 @@ pub(crate) struct Factor {
 }
 
 impl Factor {
-    /// Of a mixture.
-    pub(crate) fn of(params: &[f32], step: &Step) -> Factor {
+    /// The distribution of a mixture on a lattice.
+    pub(crate) fn from_mixture(params: &[f32], step: &Lattice) -> Factor {
         let parts = parts(params);
         let (from, to) = ends(params);
         let from = step.position(from).floor() as i32;
@@ -81,7 +81,7 @@ impl Factor {
         Factor { parts, from, mass }
     }
 
-    /// Nothing moves those who are in no group together.
+    /// The factor of workers without a group: always zero.
     pub(crate) fn none() -> Factor {
         Factor { parts: Vec::new(), from: 0, mass: vec![1.0] }
     }
@@ -91,7 +91,7 @@ impl Factor {
     }
 
     /// The mean.
-    pub(crate) fn center(&self, step: &Step) -> f32 {
+    pub(crate) fn center(&self, step: &Lattice) -> f32 {
         let cells = self.mass.iter().enumerate();
         cells.map(|(i, mass)| mass * step.at(self.from + i as i32)).sum()
     }
@@ -118,11 +118,11 @@ fn parts(params: &[f32]) -> Vec<(f32, f32, f32)> {
     (0..PARTS).map(part).chain([(rare, center.clamp(-60.0, 60.0), far)]).collect()
 }
 
-/// Where the parts that matter end.
+/// The ends of the components that matter.
 fn ends(params: &[f32]) -> (f32, f32) {
     let mut ends = (f32::INFINITY, f32::NEG_INFINITY);
     for (share, at, scale) in parts(params).into_iter().filter(|part| part.0 > 1e-4) {
-        // A rare part ends sooner.
+        // A rare component ends sooner.
         let level = (LEVEL / share).min(0.1);
         ends.0 = ends.0.min(quantile(at, scale, level));
         ends.1 = ends.1.max(quantile(at, scale, 1.0 - level));

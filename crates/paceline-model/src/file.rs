@@ -14,59 +14,59 @@ use crate::{Seen, Weights, fit::WINDOW};
 
 /// The key of the manifest in the header.
 const KEY: &str = "paceline.model";
-/// Raised when the networks, or what they are told, change.
+/// Version of the networks and their inputs; raised when either changes.
 const ARCHITECTURE: u32 = 1;
 /// The largest magnitude of a weight. Those of the built-in prior stay below 4; with far larger ones
 /// than this, sums inside the networks overflow.
 const LARGEST: f32 = 1e3;
 
-/// A model: weights, and where they come from.
+/// A model: weights and their origin.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
-    /// What was learned.
+    /// The fitted weights.
     pub weights: Weights,
-    /// What it was learned from.
-    pub manifest: Manifest,
+    /// The data and options of the fit.
+    pub manifest: ModelManifest,
 }
 
-/// What a model is and what it was fitted on.
+/// The architecture of a model and the data of its fit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Manifest {
-    /// Which networks; files of others cannot be read.
+pub struct ModelManifest {
+    /// Version of the networks; files of other versions cannot be read.
     pub architecture: u32,
     /// Rounds that gradients reached back over.
     pub window: usize,
     /// The traces it was fitted on.
-    pub traces: Vec<Source>,
+    pub traces: Vec<FittedTrace>,
     /// The seed of the fit.
     pub seed: u64,
-    /// The evidence lower bound on what was held out, in nats a run-time.
+    /// The evidence lower bound on held-out rounds, in nats per run-time.
     pub held_out: f64,
 }
 
 /// A trace that a model was fitted on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Source {
+pub struct FittedTrace {
     /// Its name.
     pub name: String,
     /// Workers in it.
     pub workers: usize,
-    /// Rounds of it that were fitted or held out.
+    /// Rounds that were fitted or held out.
     pub rounds: usize,
-    /// What its numbers are: `seconds` or `relative`.
+    /// Unit of its run-times: `seconds` or `relative`.
     pub unit: String,
     /// A hash of its numbers.
     pub hash: String,
 }
 
-/// What is wrong with a model's file.
+/// Why a model file cannot be read.
 #[derive(Debug, Error)]
 pub enum ModelError {
     /// It is no safetensors file.
-    #[error("this is no safetensors file, or one that is cut short: {0}")]
+    #[error("it is no safetensors file, or a truncated one: {0}")]
     Format(#[from] SafeTensorError),
-    /// It is one of something else.
-    #[error("there is no manifest of a model in it: `paceline model fit` writes one")]
+    /// It is a safetensors file of another kind.
+    #[error("it has no manifest of a model: `paceline model fit` writes one")]
     NoManifest,
     /// The manifest cannot be read.
     #[error("its manifest cannot be read: {0}")]
@@ -79,7 +79,7 @@ pub enum ModelError {
         /// The checksum of its bytes.
         found: Crc32,
     },
-    /// It is of other networks than these.
+    /// Its networks differ from this version's.
     #[error("it does not fit this version of paceline: {}; fit it again", .0.join("; "))]
     Mismatch(Vec<String>),
 }
@@ -90,13 +90,13 @@ pub enum ModelError {
 struct SealedManifest<'a> {
     seal: Crc32,
     #[serde(flatten)]
-    manifest: &'a Manifest,
+    manifest: &'a ModelManifest,
 }
 
-impl Manifest {
-    /// Of a fit that begins.
-    pub fn new(traces: Vec<Source>, seed: u64, held_out: f64) -> Manifest {
-        Manifest { architecture: ARCHITECTURE, window: WINDOW, traces, seed, held_out }
+impl ModelManifest {
+    /// The manifest of a new fit.
+    pub fn new(traces: Vec<FittedTrace>, seed: u64, held_out: f64) -> ModelManifest {
+        ModelManifest { architecture: ARCHITECTURE, window: WINDOW, traces, seed, held_out }
     }
 }
 
@@ -110,7 +110,7 @@ impl Model {
         PRIOR.clone()
     }
 
-    /// As a file's content.
+    /// The content of a model file.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ModelError> {
         let bytes: Vec<Vec<u8>> = self
             .weights
@@ -126,12 +126,12 @@ impl Model {
         let manifest = serde_json::to_string(&unsealed)?;
         let header = [(KEY.to_owned(), manifest)].into_iter().collect();
         let mut bytes = safetensors::serialize(views, Some(header))?;
-        let seal = Crc32::of(&bytes);
+        let seal = Crc32::checksum(&bytes);
         replace_seal(&mut bytes, Crc32::default(), seal);
         Ok(bytes)
     }
 
-    /// From a file's content.
+    /// Reads the content of a model file.
     pub fn from_bytes(bytes: &[u8]) -> Result<Model, ModelError> {
         let (_, header) = SafeTensors::read_metadata(bytes)?;
         let manifest = header.metadata().as_ref().and_then(|header| header.get(KEY));
@@ -190,7 +190,7 @@ fn check_seal(bytes: &[u8], manifest: &serde_json::Value) -> Result<(), ModelErr
     let expected: Crc32 = serde_json::from_value(seal.clone())?;
     let mut unsealed = bytes.to_vec();
     replace_seal(&mut unsealed, expected, Crc32::default());
-    let found = Crc32::of(&unsealed);
+    let found = Crc32::checksum(&unsealed);
     match found == expected {
         true => Ok(()),
         false => Err(ModelError::Damaged { expected, found }),
@@ -206,7 +206,7 @@ fn replace_seal(bytes: &mut [u8], old: Crc32, new: Crc32) {
     }
 }
 
-/// A hash of run-times, by which a model knows the data it was fitted on (FNV-1a).
+/// An FNV-1a hash of run-times, which identifies the data of a fit.
 pub fn hash(rounds: &[Seen]) -> String {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     let mut take = |bytes: &[u8]| {
@@ -230,18 +230,18 @@ mod tests {
     use super::*;
 
     fn model() -> Model {
-        let source = Source {
+        let source = FittedTrace {
             name: "a".to_owned(),
             workers: 4,
             rounds: 30,
             unit: "seconds".to_owned(),
             hash: hash(&[]),
         };
-        Model { weights: Weights::start(3), manifest: Manifest::new(vec![source], 3, 1.5) }
+        Model { weights: Weights::start(3), manifest: ModelManifest::new(vec![source], 3, 1.5) }
     }
 
     #[test]
-    fn a_model_comes_back_as_it_was() {
+    fn a_model_reads_back_as_it_was() {
         let bytes = model().to_bytes().expect("a model can be written");
         assert_eq!(Model::from_bytes(&bytes).expect("and read"), model());
         assert_eq!(bytes, model().to_bytes().expect("the same bytes again"));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_named() {
+    fn a_mismatch_is_named() {
         let mut other = model();
         other.manifest.window = 20;
         refused(&other.to_bytes().expect("bytes"), "window is 20, not 16");

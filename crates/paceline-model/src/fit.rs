@@ -6,7 +6,7 @@ use rand_distr::{Distribution, StandardNormal};
 use crate::{
     Seen, Weights,
     nets::Nets,
-    state::{Mode, State},
+    state::{Mode, ModelState},
     tape::Tape,
     weights::Adam,
 };
@@ -17,31 +17,31 @@ pub type Sequence = Vec<Seen>;
 /// Rounds that gradients reach back over: the lag window.
 pub(crate) const WINDOW: usize = 16;
 
-/// How fast the mean over steps follows.
+/// Rate of the moving average of the weights.
 const AVERAGE: f32 = 0.01;
 
-/// Rounds that are looked at before those held out.
+/// Rounds before the held-out ones that warm up the state.
 const WARM_UP: usize = 256;
 
-/// How much further what foresees rare events moves at each step.
+/// Factor on the step size of the transition networks, which learn from rare events.
 const RARE: f32 = 4.0;
 
-/// How to fit.
+/// Options of a fit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FitOptions {
-    /// Of the first weights and of all draws.
+    /// Seed of the initial weights and of all draws.
     pub seed: u64,
-    /// Passes over the data, at most.
+    /// Most passes over the data.
     pub epochs: usize,
-    /// The first step's size; it falls along a cosine.
+    /// Initial step size; it falls along a cosine.
     pub rate: f32,
-    /// The share of each sequence, at its end, that is only watched.
+    /// The share of each sequence, at its end, that is held out.
     pub held_out: f64,
-    /// Passes without a better held-out bound before it stops.
+    /// Passes without a better held-out bound before the fit stops.
     pub patience: usize,
-    /// Windows behind each step.
+    /// Windows per step.
     pub batch: usize,
-    /// Of more workers, so many are drawn anew for each pass.
+    /// Most workers per pass; of more, each pass draws this many at random.
     pub workers: usize,
 }
 
@@ -59,25 +59,25 @@ impl Default for FitOptions {
     }
 }
 
-/// A pass is over.
+/// The result of one pass over the data.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Pass {
-    /// Which, from 1.
+pub struct FitPass {
+    /// Its number, from 1.
     pub epoch: usize,
-    /// The evidence lower bound a run-time, in nats, on what was fitted and on what was not.
+    /// The evidence lower bound on fitted rounds, in nats per run-time.
     pub fitted: f64,
-    /// On what was held out.
+    /// The evidence lower bound on held-out rounds, in nats per run-time.
     pub held_out: f64,
-    /// Whether it is the best so far.
+    /// Whether the held-out bound is the best so far.
     pub best: bool,
 }
 
-/// A fit under way.
+/// A fit in progress.
 pub struct Fit {
     options: FitOptions,
     sequences: Vec<Sequence>,
     weights: Weights,
-    /// The weights' mean over the last steps: steadier than any of them, and what is kept.
+    /// The moving average of the weights, which is steadier than any step and becomes the result.
     average: Weights,
     adam: Adam,
     rng: Xoshiro256PlusPlus,
@@ -89,7 +89,7 @@ pub struct Fit {
 }
 
 impl Fit {
-    /// Begins with fresh weights, or goes on from given ones.
+    /// Begins with initial weights, or continues from given ones.
     pub fn new(sequences: Vec<Sequence>, options: FitOptions, from: Option<Weights>) -> Fit {
         let goes_on = from.is_some();
         let weights = from.unwrap_or_else(|| Weights::start(options.seed));
@@ -111,25 +111,25 @@ impl Fit {
             best,
             since_best: 0,
         };
-        // What a fit begins with stays unless something does better.
+        // Given weights stay unless a pass does better.
         if goes_on {
             fit.best.0 = fit.held_out();
         }
         fit
     }
 
-    /// The bound of the best weights so far on what was held out.
+    /// The held-out bound of the best weights so far.
     pub fn held_out_by_best(&self) -> f64 {
         self.best.0
     }
 
-    /// The best weights so far, by what was held out.
+    /// The best weights so far, by the held-out bound.
     pub fn best(&self) -> &Weights {
         &self.best.1
     }
 
-    /// One more pass; `None` when there is no use in more. `watch` hears of the share done.
-    pub fn pass(&mut self, mut watch: impl FnMut(f64)) -> Option<Pass> {
+    /// One more pass; `None` when the fit has stopped. `watch` is called with the share done.
+    pub fn pass(&mut self, mut watch: impl FnMut(f64)) -> Option<FitPass> {
         if self.epoch >= self.options.epochs || self.since_best >= self.options.patience {
             return None;
         }
@@ -139,14 +139,14 @@ impl Fit {
         let rate = rate.max(0.05 * self.options.rate);
         self.adam.set_rates(rate, RARE * rate);
 
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<SequenceRun> = Vec::new();
         for sequence in &self.sequences {
             let split = split(sequence.len(), self.options.held_out);
             let pick = subset(sequence, self.options.workers, &mut self.rng);
-            runs.push(Run { rounds: pick, split, at: 0, state: State::default() });
+            runs.push(SequenceRun { rounds: pick, split, at: 0, state: ModelState::default() });
         }
         let total: usize = runs.iter().map(|run| run.split).sum();
-        let (mut fitted, mut done) = (Score::default(), 0);
+        let (mut fitted, mut done) = (BoundSum::default(), 0);
         let (mut windows, mut grads) = (0, Grads::new());
         loop {
             let open: Vec<usize> =
@@ -175,7 +175,7 @@ impl Fit {
             if windows % self.options.batch == 0 {
                 self.step(&std::mem::take(&mut grads));
             }
-            // The first windows are spent on finding levels, where there are others.
+            // The first windows only find levels, if there are enough others.
             if run.at >= 2 * WINDOW || run.split <= 3 * WINDOW {
                 fitted.add(windowed.score);
             }
@@ -194,7 +194,7 @@ impl Fit {
         } else {
             self.since_best += 1;
         }
-        Some(Pass { epoch: self.epoch, fitted: fitted.mean(), held_out, best })
+        Some(FitPass { epoch: self.epoch, fitted: fitted.mean(), held_out, best })
     }
 
     fn step(&mut self, grads: &Grads) {
@@ -203,15 +203,15 @@ impl Fit {
         self.average.follow(&self.weights, AVERAGE.max(1.0 / self.steps as f32));
     }
 
-    /// The bound on what was held out, after a look at the rounds before. Always the same draws and
-    /// the same workers, so that passes compare.
+    /// The bound on held-out rounds, after a warm-up on the rounds before. Draws and workers are always
+    /// the same, so that passes compare.
     fn held_out(&mut self) -> f64 {
-        let mut score = Score::default();
+        let mut score = BoundSum::default();
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
         for sequence in &self.sequences {
             let split = split(sequence.len(), self.options.held_out);
             let rounds = subset(sequence, self.options.workers, &mut rng);
-            let mut state = State::default();
+            let mut state = ModelState::default();
             let mut at = split.saturating_sub(WARM_UP);
             while at < rounds.len() {
                 let to = if at < split { (at + WINDOW).min(split) } else { at + WINDOW };
@@ -229,27 +229,28 @@ impl Fit {
     }
 }
 
-/// How many rounds are fitted, of so many.
+/// The number of fitted rounds.
 fn split(rounds: usize, held_out: f64) -> usize {
     ((rounds as f64 * (1.0 - held_out)) as usize).clamp(1.min(rounds), rounds)
 }
 
-struct Run {
+/// A sequence during one pass.
+struct SequenceRun {
     rounds: Sequence,
     split: usize,
     at: usize,
-    state: State,
+    state: ModelState,
 }
 
-/// A sum of bounds and the run-times behind it.
+/// A sum of evidence lower bounds, and its number of run-times.
 #[derive(Debug, Clone, Copy, Default)]
-struct Score {
+struct BoundSum {
     bound: f64,
     count: f64,
 }
 
-impl Score {
-    fn add(&mut self, other: Score) {
+impl BoundSum {
+    fn add(&mut self, other: BoundSum) {
         self.bound += other.bound;
         self.count += other.count;
     }
@@ -259,23 +260,23 @@ impl Score {
     }
 }
 
-/// A window of rounds, taken in.
+/// The result of a window of rounds.
 #[derive(Debug, Default)]
 pub(crate) struct Windowed {
-    score: Score,
-    /// What groups are found from, round by round.
+    score: BoundSum,
+    /// Residuals of each round, from which groups are found.
     residuals: Vec<Vec<(usize, f64)>>,
 }
 
 /// Gradients by all weights; empty at first.
 pub(crate) type Grads = Vec<Vec<f32>>;
 
-/// Takes a window of rounds in; adds the gradients of its mean loss if they are wanted.
+/// Processes a window of rounds; adds the gradients of its mean loss if requested.
 pub(crate) fn window(
     tape: &mut Tape,
     weights: &Weights,
     grads: Option<&mut Grads>,
-    state: &mut State,
+    state: &mut ModelState,
     seen: &[Seen],
     truth: &[Seen],
     rng: &mut Xoshiro256PlusPlus,
@@ -300,7 +301,7 @@ pub(crate) fn window(
         residuals.push(stepped.residuals);
     }
     let Some(loss) = loss else { return Windowed::default() };
-    let score = Score { bound: -f64::from(tape.value(loss)[0]), count: count as f64 };
+    let score = BoundSum { bound: -f64::from(tape.value(loss)[0]), count: count as f64 };
     if let Some(grads) = grads {
         let mean = tape.scale(loss, 1.0 / count as f32);
         let found = tape.gradients(mean, &nets.weights);
@@ -316,7 +317,7 @@ pub(crate) fn window(
     Windowed { score, residuals }
 }
 
-/// How rounds are cut while fitting, so that the networks know what censoring does.
+/// How rounds are cut while fitting, so that the networks learn from censored rounds.
 #[derive(Debug, Clone, Copy)]
 enum Cutting {
     None,
@@ -351,7 +352,7 @@ impl Cutting {
     }
 }
 
-/// A sequence of at most so many workers, drawn at random and numbered anew.
+/// The sequence of at most `most` workers, drawn at random and renumbered.
 fn subset(sequence: &Sequence, most: usize, rng: &mut Xoshiro256PlusPlus) -> Sequence {
     let workers = sequence.iter().flat_map(|round| &round.workers).max().map_or(0, |w| w + 1);
     if workers as usize <= most {

@@ -1,27 +1,27 @@
-//! Which workers speed up and slow down together (nodes, switches, users), found from the data.
+//! Finds groups of workers that speed up and slow down together (nodes, switches, users).
 //!
 //! A window of residuals is kept for every worker. Every few rounds workers are gathered around
 //! leaders whose residuals correlate with theirs; a member stays until it is found in another
-//! group. O(n) a round, since the number of leaders is bounded.
+//! group. O(n) per round, since the number of leaders is bounded.
 
 /// Rounds of residuals kept.
 const WINDOW: usize = 64;
 /// Correlation with the leader's group that makes a member.
 const ALIKE: f64 = 0.6;
-/// Fewer are no group.
+/// Least members of a group.
 const LEAST: usize = 3;
-/// The most leaders in a search.
+/// Most leaders in a search.
 const LEADERS: usize = 64;
-/// Residuals count up to this many spreads.
+/// Residuals are clipped to this many spreads.
 const CLIP: f32 = 4.0;
 
-/// Groups of workers, and what they are found from.
+/// Groups of workers, and the residuals that they are found from.
 #[derive(Debug, Clone, Default)]
 pub struct Grouping {
     /// Members of each group.
     groups: Vec<Vec<usize>>,
-    /// Which group a worker is in.
-    of: Vec<Option<usize>>,
+    /// The group of each worker.
+    by_worker: Vec<Option<usize>>,
     /// Residuals of each worker, a ring over rounds.
     window: Vec<[f32; WINDOW]>,
     rounds: u64,
@@ -32,8 +32,8 @@ impl Grouping {
     pub const EVERY: u64 = 16;
 
     /// The group of a worker.
-    pub fn of(&self, worker: usize) -> Option<usize> {
-        self.of.get(worker).copied().flatten()
+    pub fn group_of(&self, worker: usize) -> Option<usize> {
+        self.by_worker.get(worker).copied().flatten()
     }
 
     /// The members of each group.
@@ -41,14 +41,14 @@ impl Grouping {
         &self.groups
     }
 
-    /// Of every `stride`-th worker, numbered anew; it will find no more groups.
+    /// The grouping of every `stride`-th worker, renumbered; it finds no further groups.
     pub(crate) fn every(&self, stride: usize) -> Grouping {
-        let of = self.of.iter().step_by(stride).copied().collect();
-        Grouping { of, ..Grouping::default() }
+        let by_worker = self.by_worker.iter().step_by(stride).copied().collect();
+        Grouping { by_worker, ..Grouping::default() }
     }
 
-    /// A round's residuals (less the common factor and the worker's level, in spreads). Now and then
-    /// that leads to a search; then it says, for each group there is now, which it was before.
+    /// Learns a round's residuals (less the common factor and the worker's level, in spreads). After a
+    /// search it returns, for each current group, which group it was before.
     pub fn learn(
         &mut self,
         residuals: impl Iterator<Item = (usize, f64)>,
@@ -60,7 +60,7 @@ impl Grouping {
         for (worker, residual) in residuals {
             if worker >= self.window.len() {
                 self.window.resize(worker + 1, [0.0; WINDOW]);
-                self.of.resize(worker + 1, None);
+                self.by_worker.resize(worker + 1, None);
             }
             self.window[worker][slot] = (residual as f32).clamp(-CLIP, CLIP);
         }
@@ -97,11 +97,11 @@ impl Grouping {
         before
     }
 
-    /// What was found becomes the known group that most of its members are in, or a new one.
+    /// Merges the members found into the known group that most of them are in, or makes a new group.
     fn adopt(&mut self, members: Vec<usize>, before: &mut Vec<Option<usize>>) {
         let mut overlap = vec![0usize; self.groups.len()];
         for &worker in &members {
-            if let Some(group) = self.of[worker] {
+            if let Some(group) = self.by_worker[worker] {
                 overlap[group] += 1;
             }
         }
@@ -115,11 +115,11 @@ impl Grouping {
             }
         };
         for worker in members {
-            if let Some(other) = self.of[worker].filter(|&other| other != group) {
+            if let Some(other) = self.by_worker[worker].filter(|&other| other != group) {
                 self.groups[other].retain(|&member| member != worker);
             }
-            if self.of[worker] != Some(group) {
-                self.of[worker] = Some(group);
+            if self.by_worker[worker] != Some(group) {
+                self.by_worker[worker] = Some(group);
                 self.groups[group].push(worker);
             }
         }
@@ -131,7 +131,7 @@ impl Grouping {
         for (members, was) in std::mem::take(&mut self.groups).into_iter().zip(before.drain(..)) {
             let large = members.len() >= LEAST;
             let group = large.then_some(kept.len());
-            members.iter().for_each(|&worker| self.of[worker] = group);
+            members.iter().for_each(|&worker| self.by_worker[worker] = group);
             if large {
                 kept.push(members);
                 kept_before.push(was);
@@ -147,7 +147,7 @@ fn centre(row: &[f32; WINDOW]) -> [f32; WINDOW] {
 }
 
 fn correlation(a: &[f32; WINDOW], b: &[f32; WINDOW]) -> f64 {
-    // Sums side by side, so that they can be vectors.
+    // Independent partial sums, so that the loop vectorises.
     const LANES: usize = 16;
     let (mut products, mut squares_a, mut squares_b) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
     for (a, b) in a.chunks_exact(LANES).zip(b.chunks_exact(LANES)) {
@@ -181,6 +181,6 @@ mod tests {
         let mut groups = grouping.groups().to_vec();
         groups.sort();
         assert_eq!(groups, [vec![0, 1, 2, 3, 4], vec![5, 6, 7, 8, 9]]);
-        assert_eq!(grouping.of(12), None);
+        assert_eq!(grouping.group_of(12), None);
     }
 }

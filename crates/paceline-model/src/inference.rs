@@ -1,11 +1,11 @@
-//! The inference network at work: what moved many workers in a round, from how far each was off.
+//! Inference of a round's factors from each worker's deviation from its prediction.
 
 use crate::{
     Seen,
     math::{exp, ln, squash},
     mixture::{PARTS, WIDTH, shares},
-    nets::{Common, Emission},
-    shift::{Off, most_likely},
+    nets::{Emission, FactorNets},
+    shift::{Deviation, most_likely},
     state::Mode,
     tape::{NONE, Tape, Var},
     weights::SUMMARY,
@@ -17,38 +17,38 @@ pub(crate) struct Posterior {
     pub(crate) at: Var,
     pub(crate) mean: Vec<f32>,
     pub(crate) prior: Var,
-    /// From the prior, one draw's worth.
+    /// A one-draw estimate of the divergence from the prior.
     pub(crate) divergence: Var,
-    /// What the prior expected.
+    /// The prior's mean.
     pub(crate) expected: Vec<f32>,
-    /// How many were seen, and of how many.
+    /// Workers observed, and workers in all.
     pub(crate) counts: Vec<(f32, f32)>,
 }
 
-/// Everyone's distance from what was predicted, and the row each belongs to.
-pub(crate) struct Whole {
-    pub(crate) offs: Vec<Off>,
-    pub(crate) of: Vec<u32>,
+/// Every worker's deviation from its prediction, and its row.
+pub(crate) struct DeviationsByRow {
+    pub(crate) offs: Vec<Deviation>,
+    pub(crate) rows: Vec<u32>,
 }
 
-/// A round in the middle of being taken in.
-pub(crate) struct RoundOf<'a> {
+/// A round during inference.
+pub(crate) struct RoundInference<'a> {
     pub(crate) seen: &'a Seen,
     pub(crate) unit: f32,
     pub(crate) tape: &'a mut Tape,
-    /// Of the core, for each worker.
+    /// Location of each worker's core component.
     pub(crate) locations: Vec<f32>,
     pub(crate) scales: Vec<f32>,
 }
 
-impl RoundOf<'_> {
+impl RoundInference<'_> {
     pub(crate) fn read(&mut self, emission: &Emission) {
         let first = |all: &[f32]| all.chunks_exact(PARTS).map(|row| row[0]).collect::<Vec<f32>>();
         self.locations = first(self.tape.value(emission.locations));
         self.scales = first(self.tape.value(emission.log_scales)).into_iter().map(exp).collect();
     }
 
-    /// By how much predictions move, in units: zero, but with a gradient.
+    /// The change of predictions, in units: zero, but with a gradient.
     pub(crate) fn located(&mut self, emission: &Emission) -> Var {
         let location = self.tape.columns(emission.locations, 0, 1);
         let here = self.tape.column(&self.locations);
@@ -56,7 +56,7 @@ impl RoundOf<'_> {
         self.tape.scale(moves, 1.0 / self.unit)
     }
 
-    /// The same, with what the cluster's factor adds.
+    /// [`located`](Self::located), plus the change of the cluster's factor.
     pub(crate) fn beyond(&mut self, located: Var, cluster: &Posterior) -> Var {
         let here = self.tape.value(cluster.at).to_vec();
         let here = self.tape.column(&here);
@@ -65,13 +65,13 @@ impl RoundOf<'_> {
         self.tape.add(located, moves)
     }
 
-    /// How far everyone was off, beyond a factor that is given.
-    pub(crate) fn offs(&self, beyond: impl Fn(usize) -> f32) -> Vec<Off> {
+    /// Every worker's deviation from its prediction, less a given factor.
+    pub(crate) fn offs(&self, beyond: impl Fn(usize) -> f32) -> Vec<Deviation> {
         (0..self.locations.len())
             .map(|i| {
                 let by = (self.seen.log_times[i] - self.locations[i]) / self.unit - beyond(i);
                 let observed = self.seen.observed[i];
-                Off { by, per_scale: self.unit / self.scales[i], observed }
+                Deviation { by, per_scale: self.unit / self.scales[i], observed }
             })
             .collect()
     }
@@ -79,16 +79,16 @@ impl RoundOf<'_> {
     /// The posterior of each row's factor, by the inference network from a summary of its workers.
     pub(crate) fn infer(
         &mut self,
-        common: &Common,
+        common: &FactorNets,
         prior: Var,
         moments: &[(f32, f32)],
-        whole: &Whole,
+        whole: &DeviationsByRow,
         located: Option<Var>,
         mode: &mut Mode<'_>,
     ) -> Posterior {
         let rows = moments.len();
-        let mut all: Vec<Vec<Off>> = vec![Vec::new(); rows];
-        for (off, &row) in whole.offs.iter().zip(&whole.of).filter(|(_, row)| **row != NONE) {
+        let mut all: Vec<Vec<Deviation>> = vec![Vec::new(); rows];
+        for (off, &row) in whole.offs.iter().zip(&whole.rows).filter(|(_, row)| **row != NONE) {
             all[row as usize].push(*off);
         }
         let mut shifts = Vec::with_capacity(rows);
@@ -111,7 +111,7 @@ impl RoundOf<'_> {
             ]);
             found.push(shift.at - mean);
             shifts.push(shift);
-            // Were all normal, the posterior would be Kalman's; the network says how it differs.
+            // If all were normal, the posterior would be Kalman's; the network corrects it.
             let known = 1.0 / (spread * spread);
             gains.push(ln(shift.information / known));
             told.push(shift.information / (shift.information + known));
@@ -124,28 +124,28 @@ impl RoundOf<'_> {
         let (trust, correction, log_spread) = common.inference(tape, summary, &gains);
         let (mut found, per_root) = (tape.column(&found), tape.column(&per_root));
         if let Some(located) = located {
-            // The estimate moves with the predictions that it is measured from; without this,
-            // gradients would push both against each other for ever.
-            let pairs = whole.offs.iter().zip(&whole.of);
+            // The estimate moves with the predictions that it is measured from; without this term,
+            // gradients would push the two against each other for ever.
+            let pairs = whole.offs.iter().zip(&whole.rows);
             let weights: Vec<f32> = pairs
                 .map(|(off, &row)| match row {
                     NONE => 0.0,
                     row => shifts[row as usize].moves_with(off),
                 })
                 .collect();
-            let moves = tape.pool(located, rows, &whole.of, &weights);
+            let moves = tape.pool(located, rows, &whole.rows, &weights);
             found = tape.add(found, moves);
         }
         let by_data = tape.mul(trust, found);
         let correction = tape.mul(correction, per_root);
-        // Where nothing was told there is nothing to correct.
+        // Without information there is nothing to correct.
         let told = tape.column(&told);
         let correction = tape.mul(correction, told);
         let mean = tape.column(&expected);
         let mean = tape.add(mean, by_data);
         let mean = tape.add(mean, correction);
         let means = tape.value(mean).to_vec();
-        // What of log q does not depend on the weights.
+        // The terms of log q that do not depend on the weights.
         let mut fixed: f32 = tape.value(per_root).iter().map(|&root| -ln(root) - 0.919).sum();
         let at = match &mut mode.noise {
             None => mean,
@@ -169,7 +169,7 @@ impl RoundOf<'_> {
         Posterior { at, mean: means, prior, divergence, expected, counts }
     }
 
-    /// The log likelihood of what happened.
+    /// The log likelihood of `truth`.
     pub(crate) fn likelihood(
         &mut self,
         emission: &Emission,
@@ -184,7 +184,7 @@ impl RoundOf<'_> {
             None => emission.log_scales,
             Some(wider) => {
                 let none = tape.column(&vec![0.0; truth.workers.len()]);
-                // A stall is as long as it is.
+                // A group's factor does not widen stalls.
                 let wider = tape.concat(&[wider, wider, none]);
                 tape.add(emission.log_scales, wider)
             }

@@ -1,8 +1,8 @@
-//! The loops that a decision waits for, with the widest vectors that the processor has.
+//! The loops on a decision's critical path, vectorised to the processor's full width.
 //!
-//! Loops are written out, since closures handed to iterators would be compiled for the narrowest.
-//! Every number here is computed alike whatever the width. (Matrix products are not: they sum in an
-//! order that depends on the processor, so a replay is the same bit for bit on the same kind of one.)
+//! Loops are written out, since closures handed to iterators would be compiled for the narrowest
+//! vectors. The results here do not depend on the width. (Matrix products sum in an order that depends
+//! on the processor, so a replay is bit-identical only on the same kind of processor.)
 
 use pulp::{Arch, Simd, WithSimd};
 
@@ -13,16 +13,16 @@ use crate::{
 
 /// A mixture of three logistics.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Parts {
+pub(crate) struct LogisticMixture {
     pub(crate) shares: [f32; PARTS],
     pub(crate) locations: [f32; PARTS],
     pub(crate) per_scales: [f32; PARTS],
 }
 
-/// Adds the log density (if it was `observed`), or the log of the chance of more, at `y` for every
-/// shift, down to `least`. `narrower` divides scales, but for the last part's.
+/// Adds the log density (if `observed`) or the log survival at `y` for every shift, down to `least`.
+/// `narrower` divides all scales except the last component's.
 pub(crate) fn judge(
-    parts: &Parts,
+    parts: &LogisticMixture,
     y: f32,
     observed: bool,
     (shifts, narrower): (&[f32], &[f32]),
@@ -30,13 +30,22 @@ pub(crate) fn judge(
     into: &mut [f32],
 ) {
     match observed {
-        true => Arch::new().dispatch(Judge::<true> { parts, y, shifts, narrower, least, into }),
-        false => Arch::new().dispatch(Judge::<false> { parts, y, shifts, narrower, least, into }),
+        true => {
+            Arch::new().dispatch(AddLikelihoods::<true> { parts, y, shifts, narrower, least, into })
+        }
+        false => Arch::new().dispatch(AddLikelihoods::<false> {
+            parts,
+            y,
+            shifts,
+            narrower,
+            least,
+            into,
+        }),
     }
 }
 
-struct Judge<'a, const OBSERVED: bool> {
-    parts: &'a Parts,
+struct AddLikelihoods<'a, const OBSERVED: bool> {
+    parts: &'a LogisticMixture,
     y: f32,
     shifts: &'a [f32],
     narrower: &'a [f32],
@@ -50,12 +59,13 @@ fn term<const OBSERVED: bool>(share: f32, off: f32, per_scale: f32) -> f32 {
     share * if OBSERVED { above * (1.0 - above) * per_scale } else { above }
 }
 
-impl<const OBSERVED: bool> WithSimd for Judge<'_, OBSERVED> {
+impl<const OBSERVED: bool> WithSimd for AddLikelihoods<'_, OBSERVED> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _simd: S) {
-        let Judge { parts: Parts { shares, locations, per_scales }, y, .. } = self;
+        let AddLikelihoods { parts: LogisticMixture { shares, locations, per_scales }, y, .. } =
+            self;
         for ((into, shift), narrower) in self.into.iter_mut().zip(self.shifts).zip(self.narrower) {
             let off = y - shift;
             let core = term::<OBSERVED>(shares[0], off - locations[0], per_scales[0] * narrower);
@@ -69,40 +79,40 @@ impl<const OBSERVED: bool> WithSimd for Judge<'_, OBSERVED> {
 
 /// A shift of a group's workers, in log time, and its probability.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Case {
+pub(crate) struct ShiftCase {
     pub(crate) shift: f32,
-    /// One over the factor by which they spread then, but for stalls: a stall is as long as it is.
+    /// One over the factor by which their spread widens, except for stalls.
     pub(crate) narrower: f32,
     pub(crate) weight: f32,
 }
 
-/// Moments that are looked at side by side.
+/// Moments evaluated together.
 pub(crate) const LANES: usize = 32;
 
-/// Adds the chances of more than each moment, over all cases.
+/// Adds the survival probabilities at each moment, over all cases.
 pub(crate) fn survive(
-    parts: &Parts,
-    cases: &[Case],
+    parts: &LogisticMixture,
+    cases: &[ShiftCase],
     moments: &[f32; LANES],
     into: &mut [f32; LANES],
 ) {
-    Arch::new().dispatch(Survive { parts, cases, moments, into });
+    Arch::new().dispatch(AddSurvivals { parts, cases, moments, into });
 }
 
-struct Survive<'a> {
-    parts: &'a Parts,
-    cases: &'a [Case],
+struct AddSurvivals<'a> {
+    parts: &'a LogisticMixture,
+    cases: &'a [ShiftCase],
     moments: &'a [f32; LANES],
     into: &'a mut [f32; LANES],
 }
 
-impl WithSimd for Survive<'_> {
+impl WithSimd for AddSurvivals<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _simd: S) {
         let mut sums = *self.into;
-        for &Case { shift, narrower, weight } in self.cases {
+        for &ShiftCase { shift, narrower, weight } in self.cases {
             for part in 0..PARTS {
                 let share = weight * self.parts.shares[part];
                 let at = self.parts.locations[part] + shift;
@@ -117,38 +127,38 @@ impl WithSimd for Survive<'_> {
     }
 }
 
-/// What was seen of one group against its factor and the cluster's, cell by cell.
+/// The evidence of one group about its own factor and the cluster's, by cell.
 pub(crate) struct Evidence {
     /// Likelihood of each total shift, relative to the largest.
     likely: Vec<f32>,
-    /// For each cell of the cluster's factor, over the group's own.
+    /// Likelihood of each cell of the cluster's factor, summed over the group's own.
     over_own: Vec<f32>,
 }
 
 impl Evidence {
-    /// From log likelihoods of total shifts; its logarithm is added to that of each of the cluster's
-    /// cells.
+    /// Computes the evidence from log likelihoods of total shifts, and adds its logarithm to each of
+    /// the cluster's cells.
     pub(crate) fn weigh(seen: &[f32], own: &[f32], cluster: &mut [f32]) -> Evidence {
         let mut evidence =
             Evidence { likely: vec![0.0; seen.len()], over_own: vec![0.0; cluster.len()] };
-        Arch::new().dispatch(Weigh { seen, own, cluster, evidence: &mut evidence });
+        Arch::new().dispatch(WeighEvidence { seen, own, cluster, evidence: &mut evidence });
         evidence
     }
 
     /// Adds the posterior of total shifts, given that of the cluster's cells.
     pub(crate) fn spread(&self, own: &[f32], cluster: &[f32], into: &mut [f32]) {
-        Arch::new().dispatch(Spread { evidence: self, own, cluster, into });
+        Arch::new().dispatch(SpreadEvidence { evidence: self, own, cluster, into });
     }
 }
 
-struct Weigh<'a> {
+struct WeighEvidence<'a> {
     seen: &'a [f32],
     own: &'a [f32],
     cluster: &'a mut [f32],
     evidence: &'a mut Evidence,
 }
 
-impl WithSimd for Weigh<'_> {
+impl WithSimd for WeighEvidence<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -158,11 +168,11 @@ impl WithSimd for Weigh<'_> {
             most = most.max(log);
         }
         for (likely, log) in self.evidence.likely.iter_mut().zip(self.seen) {
-            // What is less likely than this is nothing, and products with it must stay normal
-            // numbers: others take a hundred times as long.
+            // Smaller likelihoods are negligible, and products must stay normal numbers: subnormals
+            // take a hundred times as long.
             *likely = exp((log - most).max(-40.0));
         }
-        // Cells of the cluster's side by side, so that no sum runs along a vector.
+        // The inner loop runs over the cluster's cells, so that no sum runs along a vector.
         let over_own = &mut self.evidence.over_own[..];
         for (cell, &mass) in self.own.iter().enumerate() {
             for (sum, likely) in over_own.iter_mut().zip(&self.evidence.likely[cell..]) {
@@ -176,14 +186,14 @@ impl WithSimd for Weigh<'_> {
     }
 }
 
-struct Spread<'a> {
+struct SpreadEvidence<'a> {
     evidence: &'a Evidence,
     own: &'a [f32],
     cluster: &'a [f32],
     into: &'a mut [f32],
 }
 
-impl WithSimd for Spread<'_> {
+impl WithSimd for SpreadEvidence<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -1,16 +1,16 @@
-//! Exponentials and logarithms as plain loops over them vectorise: no calls, no branches.
+//! Exponentials and logarithms without calls and branches, so that loops over them vectorise.
 //!
-//! Good to a few units in the last place of a float, which is more than a run-time is known to.
+//! Accurate to a few units in the last place, which is far more than run-times need.
 
-/// e to the `x`; beyond ±87 it stays where it is.
+/// e to the `x`, with `x` clamped to ±87.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    /// Adding and taking it away again rounds to a whole number.
+    /// Adding and subtracting this rounds to a whole number.
     const ROUND: f32 = 12_582_912.0;
     let x = x.clamp(-87.0, 87.0);
     let rounded = x * std::f32::consts::LOG2_E + ROUND;
     let whole = rounded - ROUND;
-    // ln 2 in two parts, so that nothing is lost in the difference.
+    // ln 2 in two parts, so that the difference loses no bits.
     let rest = x - whole * 0.693_359_4 - whole * -2.121_944_4e-4;
     let p = 1.987_569_1e-4;
     let p = p * rest + 1.398_2e-3;
@@ -23,8 +23,8 @@ pub(crate) fn exp(x: f32) -> f32 {
     p * f32::from_bits(rounded.to_bits().wrapping_add(127) << 23)
 }
 
-/// The natural logarithm of a positive number; what is smaller than the smallest normal float
-/// counts as that.
+/// The natural logarithm of a positive number; smaller numbers than the least normal float count as
+/// that.
 #[inline(always)]
 pub(crate) fn ln(x: f32) -> f32 {
     let bits = x.max(f32::MIN_POSITIVE).to_bits();
@@ -57,7 +57,7 @@ pub(crate) fn tanh(x: f32) -> f32 {
     2.0 * sigmoid(2.0 * x) - 1.0
 }
 
-/// Keeps the sign and takes the logarithm of 1 + the size: what is far out stays in reach.
+/// The sign times the logarithm of 1 + the size, which compresses outliers.
 #[inline(always)]
 pub(crate) fn squash(x: f32) -> f32 {
     ln(1.0 + x.abs()).copysign(x)

@@ -5,7 +5,7 @@ use crate::math::{exp, ln, sigmoid};
 
 /// Components.
 pub(crate) const PARTS: usize = 3;
-/// Numbers that describe one: logits, locations, log scales.
+/// Numbers per mixture: logits, locations, log scales.
 pub(crate) const WIDTH: usize = 3 * PARTS;
 
 /// The shares of the components.
@@ -17,19 +17,19 @@ pub(crate) fn shares(logits: &[f32]) -> [f32; PARTS] {
     shares.map(|share| share / sum)
 }
 
-/// Of a logistic.
+/// The quantile of a logistic.
 pub(crate) fn quantile(at: f32, scale: f32, level: f32) -> f32 {
     let level = level.clamp(1e-6, 1.0 - 1e-6);
     at + scale * ln(level / (1.0 - level))
 }
 
 /// Each component's share times its density, or its survival, at `target`; all divided by the
-/// largest, whose logarithm comes with them.
+/// largest, whose logarithm is returned too.
 fn terms(params: &[f32], target: f32, observed: bool) -> ([f32; PARTS], f32) {
     let mut logs = [0.0; PARTS];
     for (k, log) in logs.iter_mut().enumerate() {
         let v = (target - params[PARTS + k]) * exp(-params[2 * PARTS + k]);
-        // ln(1 + e^v), whichever way v is large.
+        // ln(1 + e^v), without overflow for either sign of v.
         let softplus = v.max(0.0) + ln(1.0 + exp(-v.abs()));
         *log = params[k] - softplus;
         if observed {
@@ -45,7 +45,7 @@ fn log_total(params: &[f32]) -> f32 {
     most + ln(params[..PARTS].iter().map(|&logit| exp(logit - most)).sum())
 }
 
-/// The log density at `target`, or the log of the chance of more.
+/// The log density at `target`, or the log survival.
 pub(crate) fn log_likelihood(params: &[f32], target: f32, observed: bool) -> f32 {
     let (terms, most) = terms(params, target, observed);
     most + ln(terms.iter().sum()) - log_total(params)

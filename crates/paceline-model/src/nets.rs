@@ -1,6 +1,6 @@
-//! The networks: what they are made of and what they compute, on a tape.
+//! The networks and their forward passes on a tape.
 //!
-//! Weights are shared over workers and over groups, so the model does not know how many there are.
+//! Weights are shared over workers and over groups, so the model does not depend on their number.
 
 use crate::{
     mixture::PARTS,
@@ -15,12 +15,12 @@ const LARGEST_LOG_SCALE: f32 = 20.0;
 
 /// A matrix and a bias.
 #[derive(Debug, Clone, Copy)]
-struct Layer {
+struct LinearLayer {
     weight: Var,
     bias: Var,
 }
 
-impl Layer {
+impl LinearLayer {
     fn apply(self, tape: &mut Tape, x: Var) -> Var {
         tape.affine(x, self.weight, self.bias)
     }
@@ -29,8 +29,8 @@ impl Layer {
 /// A layer with a hyperbolic tangent, and one without.
 #[derive(Debug, Clone, Copy)]
 struct Perceptron {
-    hidden: Layer,
-    out: Layer,
+    hidden: LinearLayer,
+    out: LinearLayer,
 }
 
 impl Perceptron {
@@ -44,13 +44,13 @@ impl Perceptron {
 /// A gated recurrent unit.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Recurrent {
-    gates: Layer,
-    candidate: Layer,
+    gates: LinearLayer,
+    candidate: LinearLayer,
     memory: usize,
 }
 
 impl Recurrent {
-    /// The next state, after these signs.
+    /// The next state, after these inputs.
     pub(crate) fn step(self, tape: &mut Tape, signs: Var, state: Var) -> Var {
         let both = tape.concat(&[signs, state]);
         let gates = self.gates.apply(tape, both);
@@ -67,17 +67,17 @@ impl Recurrent {
     }
 }
 
-/// What moves many workers at once: the cluster, or a group.
+/// The networks of a common factor: of the cluster, or of a group.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Common {
+pub(crate) struct FactorNets {
     pub(crate) recurrent: Recurrent,
     transition: Perceptron,
     inference: Perceptron,
 }
 
-impl Common {
-    /// Where its factor is expected next: a mixture for each row. It stays about where it is, or
-    /// returns to where it usually is, or jumps to where it was when it was not there.
+impl FactorNets {
+    /// The prediction of the next factor: a mixture for each row. The factor stays, or returns to its
+    /// usual value, or jumps to its value when away.
     pub(crate) fn transition(
         &self,
         tape: &mut Tape,
@@ -102,8 +102,8 @@ impl Common {
         let returns = tape.add(home, returns);
         let jumps = offset(tape, 2);
         let jumps = tape.add(away, jumps);
-        // How much it varies while it stays is known, so that one network fits calm clusters and
-        // lively ones.
+        // The variability while it stays is an input, so that one network fits steady and variable
+        // clusters.
         let sizes: Vec<f32> = factors.log_size.iter().flat_map(|&size| [size, 0.0, 0.0]).collect();
         let sizes = tape.leaf(factors.log_size.len(), PARTS, &sizes);
         let log_scales = tape.columns(out, 7, PARTS);
@@ -113,7 +113,7 @@ impl Common {
     }
 
     /// The posterior's trust in the round's own estimate, correction and log spread, for each row;
-    /// `gains` are what Kalman's gain would be, as logits.
+    /// `gains` are the Kalman gains, as logits.
     pub(crate) fn inference(
         &self,
         tape: &mut Tape,
@@ -130,7 +130,7 @@ impl Common {
     }
 }
 
-/// What is expected of workers, before anything that moves many at once: parts of mixtures.
+/// The predicted mixtures of workers, before common factors.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Emission {
     pub(crate) logits: Var,
@@ -138,7 +138,7 @@ pub(crate) struct Emission {
     pub(crate) log_scales: Var,
 }
 
-/// All of them.
+/// All networks.
 #[derive(Debug)]
 pub(crate) struct Nets {
     /// Every weight, in order.
@@ -147,8 +147,8 @@ pub(crate) struct Nets {
     emission: Perceptron,
     shape: Var,
     spread: Perceptron,
-    pub(crate) cluster: Common,
-    pub(crate) group: Common,
+    pub(crate) cluster: FactorNets,
+    pub(crate) group: FactorNets,
 }
 
 impl Nets {
@@ -156,11 +156,11 @@ impl Nets {
         let weights = weights.load(tape);
         let mut rest = weights.iter().copied();
         let mut next = || rest.next().expect("as many weights as the networks have");
-        let mut layer = || Layer { weight: next(), bias: next() };
+        let mut layer = || LinearLayer { weight: next(), bias: next() };
         let worker = Recurrent { gates: layer(), candidate: layer(), memory: MEMORY };
         let emission = Perceptron { hidden: layer(), out: layer() };
         let spread = Perceptron { hidden: layer(), out: layer() };
-        let mut common = || Common {
+        let mut common = || FactorNets {
             recurrent: Recurrent { gates: layer(), candidate: layer(), memory: COMMON_MEMORY },
             transition: Perceptron { hidden: layer(), out: layer() },
             inference: Perceptron { hidden: layer(), out: layer() },
@@ -170,8 +170,8 @@ impl Nets {
         Nets { weights, worker, emission, shape, spread, cluster, group }
     }
 
-    /// What is expected of workers with these states, given where each has been: its level, its
-    /// spread, and how far the last run-times were from the level (last, mean of late).
+    /// The predicted mixtures of workers with these states, given the level and spread of each, and the
+    /// deviation of its run-times from the level (last, recent mean).
     pub(crate) fn emission(
         &self,
         tape: &mut Tape,
@@ -226,7 +226,7 @@ impl Nets {
         }
     }
 
-    /// By how much workers spread more (log) when their group's factor is this.
+    /// The log widening of workers' spread at this factor of their group.
     pub(crate) fn spread(&self, tape: &mut Tape, factor: Var) -> Var {
         let scaled = tape.scale(factor, 0.25);
         let wider = self.spread.apply(tape, scaled);

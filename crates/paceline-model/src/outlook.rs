@@ -1,81 +1,81 @@
-//! What is expected of the next round, and what it comes to as workers arrive or stay silent.
+//! The prediction of the next round, and its update as workers arrive or stay silent.
 //!
-//! Given what moves many at once (the cluster's factor and each group's), workers are independent.
-//! So the joint prediction is a distribution over each factor and a mixture for each worker about
-//! them. Factors live on one lattice: arrivals and silence weigh its cells by their likelihood,
-//! which depends only on the sum of a worker's two factors. That is workers × cells of arithmetic,
-//! then one short convolution for each group; nothing is drawn at random.
+//! Given the factors (the cluster's and each group's), workers are independent. So the joint prediction
+//! is a distribution over each factor and a mixture for each worker about them. Factors share one
+//! lattice: arrivals and silence weigh its cells by their likelihood, which depends only on the sum of a
+//! worker's two factors. That is workers × cells of arithmetic, then one short convolution per group;
+//! nothing is drawn at random.
 
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
 
 use crate::{
-    factor::{Factor, Step},
-    kernel::{Case, Evidence, LANES, Parts, judge, survive},
+    factor::{Factor, Lattice},
+    kernel::{Evidence, LANES, LogisticMixture, ShiftCase, judge, survive},
     math::{exp, ln},
     mixture::{PARTS, WIDTH, quantile, shares},
     nets::{Emission, Nets},
-    state::State,
+    state::ModelState,
     tape::Tape,
 };
 
-/// The most workers that a group's factor is judged by; of more, every k-th.
+/// Most members that a group's factor is inferred from; of more, every k-th.
 const JUDGES: usize = 12;
-/// The most workers in no group that the cluster's is judged by.
+/// Most workers without a group that the cluster's factor is inferred from.
 const LOOSE_JUDGES: usize = 48;
-/// One worker says no more than this against a shift.
+/// Least log likelihood of one worker, which bounds its influence.
 const LOUDEST: f32 = -12.0;
-/// The most cases that a group's workers are told apart by.
+/// Most cases per group.
 const CASES: usize = 4;
-/// Shifts closer than this (in units of the cluster's spread) are told apart by nobody.
+/// Shifts closer than this (in units of the cluster's spread) are merged.
 const MERGE: f32 = 0.5;
 
-/// What is expected of one worker about the shift of its group: a mixture of three logistics.
+/// The prediction for one worker, relative to the shift of its group: a mixture of three logistics.
 #[derive(Debug, Clone, Copy)]
-struct Worker {
-    parts: Parts,
+struct WorkerMixture {
+    parts: LogisticMixture,
     group: usize,
     judge: bool,
 }
 
-/// A group, or the workers that are in none.
+/// A group, or the workers without a group.
 #[derive(Debug, Clone)]
-struct Group {
+struct GroupOutlook {
     factor: Factor,
-    /// Total shifts of its workers, in log time, cell by cell, and how much they narrow.
+    /// Total shift of its workers per cell, in log time, and the narrowing of their spread.
     shifts: Vec<f32>,
     narrower: Vec<f32>,
-    /// Log likelihoods over the cells: of those who arrived, and of all.
+    /// Log likelihoods over the cells: of arrivals, and of all workers.
     arrived: Vec<f32>,
     seen: Vec<f32>,
-    cases: Vec<Case>,
+    cases: Vec<ShiftCase>,
 }
 
 /// The prediction of a round.
 #[derive(Debug, Clone, Default)]
 pub struct Outlook {
-    workers: Vec<Worker>,
-    groups: Vec<Group>,
+    workers: Vec<WorkerMixture>,
+    groups: Vec<GroupOutlook>,
     cluster: Factor,
-    step: Step,
-    /// Who has arrived and when, as far as it has been taken in.
+    step: Lattice,
+    /// Arrivals that have been processed, with log run-times.
     taken_in: Vec<(u32, f32)>,
-    /// Whether silence counts in the present cases.
+    /// Whether silence counts in the current cases.
     silence: bool,
 }
 
 impl Outlook {
-    /// What a state leads to expect.
-    pub(crate) fn of(state: &State, nets: &Nets, tape: &mut Tape) -> Outlook {
+    /// The prediction that follows from a state.
+    pub(crate) fn from_state(state: &ModelState, nets: &Nets, tape: &mut Tape) -> Outlook {
         let unit = state.standing.unit;
         let memory = tape.leaf(state.standing.workers(), crate::weights::MEMORY, &state.memory);
         let emission = state.emission(tape, nets, memory, None);
         let (cluster, groups) = state.priors(tape, nets);
-        let step = Step::of(&cluster, &groups, unit);
-        let cluster = Factor::of(&cluster, &step);
-        let factors = groups.chunks_exact(WIDTH).map(|params| Factor::of(params, &step));
-        let groups: Vec<Group> = factors
+        let step = Lattice::covering(&cluster, &groups, unit);
+        let cluster = Factor::from_mixture(&cluster, &step);
+        let factors = groups.chunks_exact(WIDTH).map(|params| Factor::from_mixture(params, &step));
+        let groups: Vec<GroupOutlook> = factors
             .chain([Factor::none()])
-            .map(|factor| Group::new(factor, &cluster, &step, nets, tape))
+            .map(|factor| GroupOutlook::new(factor, &cluster, &step, nets, tape))
             .collect();
         let mut outlook = Outlook { groups, cluster, step, ..Outlook::default() };
         outlook.workers = outlook.read_workers(state, tape, &emission);
@@ -83,10 +83,15 @@ impl Outlook {
         outlook
     }
 
-    fn read_workers(&self, state: &State, tape: &Tape, emission: &Emission) -> Vec<Worker> {
+    fn read_workers(
+        &self,
+        state: &ModelState,
+        tape: &Tape,
+        emission: &Emission,
+    ) -> Vec<WorkerMixture> {
         let mut counts = vec![0usize; self.groups.len()];
         let loose = self.groups.len() - 1;
-        let group_of = |worker: usize| state.grouping.of(worker).unwrap_or(loose);
+        let group_of = |worker: usize| state.grouping.group_of(worker).unwrap_or(loose);
         (0..state.standing.workers()).for_each(|worker| counts[group_of(worker)] += 1);
         let most = |group: usize| if group == loose { LOOSE_JUDGES } else { JUDGES };
         let strides: Vec<usize> =
@@ -101,17 +106,17 @@ impl Outlook {
                 let group = group_of(worker);
                 let turn = met[group].is_multiple_of(strides[group]);
                 met[group] += 1;
-                let parts = Parts {
+                let parts = LogisticMixture {
                     shares: shares(logits),
                     locations: three(locations),
                     per_scales: three(log_scales).map(|log| exp(-log)),
                 };
-                Worker { parts, group, judge: turn && state.standing.is_seen(worker) }
+                WorkerMixture { parts, group, judge: turn && state.standing.is_seen(worker) }
             })
             .collect()
     }
 
-    /// Whether it says something of all these workers.
+    /// Whether it predicts all these workers.
     pub(crate) fn covers(&self, workers: &[u32]) -> bool {
         workers.last().is_some_and(|&last| (last as usize) < self.workers.len())
     }
@@ -122,7 +127,7 @@ impl Outlook {
         parts.map(|parts| (parts.locations[0], 1.0 / parts.per_scales[0])).unzip()
     }
 
-    /// Goes back to what is expected of a round of which nothing has been seen.
+    /// Resets to the expectation for a round of which nothing has been seen.
     pub fn expect(&mut self) {
         self.taken_in.clear();
         self.silence = false;
@@ -133,7 +138,8 @@ impl Outlook {
         self.weigh();
     }
 
-    /// Takes in who arrived (with log run-times) and who is silent (since when, as a logarithm).
+    /// Conditions on arrivals (with log run-times) and on silent workers (with the log of their
+    /// silence).
     pub fn look(
         &mut self,
         arrived: impl Iterator<Item = (u32, f32)>,
@@ -150,26 +156,26 @@ impl Outlook {
         self.weigh();
     }
 
-    /// Takes back what was concluded from silence. Says whether that may change anything.
+    /// Discards conclusions from silence. Returns whether that may change anything.
     pub fn doubt(&mut self) -> bool {
         if !std::mem::take(&mut self.silence) {
             return false;
         }
-        let before: Vec<(f32, f32)> = self.groups.iter().map(Group::expected).collect();
+        let before: Vec<(f32, f32)> = self.groups.iter().map(GroupOutlook::expected).collect();
         for group in &mut self.groups {
             group.seen.copy_from_slice(&group.arrived);
         }
         self.weigh();
         let close = 0.02 * self.step.unit;
-        let moved = |(group, before): (&Group, (f32, f32))| {
+        let moved = |(group, before): (&GroupOutlook, (f32, f32))| {
             let now = group.expected();
             (now.0 - before.0).abs() > close || (now.1 - before.1).abs() > close
         };
         self.groups.iter().zip(before).any(moved)
     }
 
-    /// Those who arrived since it was last looked; if it is another round, or another order, from
-    /// the beginning.
+    /// Processes the arrivals since the last call; from the beginning, if the round or the order is
+    /// another.
     fn take_arrivals(&mut self, arrived: impl Iterator<Item = (u32, f32)>) {
         let mut count = 0;
         for one in arrived {
@@ -183,7 +189,7 @@ impl Outlook {
         self.keep(count);
     }
 
-    /// Keeps only the first so many arrivals.
+    /// Keeps only the first `count` arrivals.
     fn keep(&mut self, count: usize) {
         if self.taken_in.len() <= count {
             return;
@@ -199,12 +205,13 @@ impl Outlook {
         let Some(worker) = self.workers.get(worker as usize).filter(|worker| worker.judge) else {
             return;
         };
-        let Group { shifts, narrower, arrived: known, seen, .. } = &mut self.groups[worker.group];
+        let GroupOutlook { shifts, narrower, arrived: known, seen, .. } =
+            &mut self.groups[worker.group];
         let into = if arrived { known } else { seen };
         judge(&worker.parts, y, arrived, (shifts, narrower), LOUDEST, into);
     }
 
-    /// Weighs the cells of all factors by what was seen, and makes the cases of each group.
+    /// Weighs the cells of all factors by the evidence, and computes the cases of each group.
     fn weigh(&mut self) {
         let mut cluster: Vec<f32> = self.cluster.mass.iter().map(|&mass| ln(mass)).collect();
         let groups = self.groups.iter();
@@ -218,7 +225,7 @@ impl Outlook {
         for (group, evidence) in self.groups.iter_mut().zip(evidence) {
             let mut on_cells = vec![0.0; group.seen.len()];
             evidence.spread(&group.factor.mass, &cluster, &mut on_cells);
-            group.settle(&on_cells, self.step.merged(MERGE));
+            group.merge_cells(&on_cells, self.step.merged(MERGE));
         }
     }
 
@@ -233,7 +240,7 @@ impl Outlook {
         worker.survival(log_times, cases, 1.0, into);
     }
 
-    /// Of a worker nobody has seen: what all the others do.
+    /// Survival of a worker that was never seen: the mean of all others.
     fn newcomers(&self, log_times: &[f64], into: &mut [f64]) {
         let stride = self.workers.len().div_ceil(16).max(1);
         let sample = self.workers.iter().step_by(stride);
@@ -263,25 +270,25 @@ impl Outlook {
         to
     }
 
-    /// Joint draws of the round before anything of it is seen: for each, the log run-times of these
+    /// Joint draws of a round of which nothing has been seen: for each, the log run-times of these
     /// workers.
     pub fn draw(&self, workers: &[u32], draws: usize, seed: u64) -> Vec<Vec<f32>> {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         (0..draws)
             .map(|_| {
                 let cluster = self.cluster.draw(rng.random(), rng.random());
-                let cases: Vec<Case> = self
+                let cases: Vec<ShiftCase> = self
                     .groups
                     .iter()
                     .map(|group| {
                         let at = cluster + group.factor.draw(rng.random(), rng.random());
                         let cell = self.step.position(at) - group.from(&self.cluster);
                         // A draw may lie beyond the cells.
-                        Case { shift: at * self.step.unit, ..group.case(cell, 1.0) }
+                        ShiftCase { shift: at * self.step.unit, ..group.case(cell, 1.0) }
                     })
                     .collect();
                 let one = |&worker: &u32| {
-                    // Whoever nobody has seen is like one of the others.
+                    // A worker that was never seen is drawn like one of the others.
                     let known = worker as usize % self.workers.len().max(1);
                     let worker = self.workers.get(known);
                     let (part, level) = (rng.random(), rng.random());
@@ -293,9 +300,9 @@ impl Outlook {
     }
 }
 
-impl Worker {
-    /// Adds the chances of more than each time, in all cases, `share` of them.
-    fn survival(&self, log_times: &[f64], cases: &[Case], share: f64, into: &mut [f64]) {
+impl WorkerMixture {
+    /// Adds `share` times the survival at each time, over all cases.
+    fn survival(&self, log_times: &[f64], cases: &[ShiftCase], share: f64, into: &mut [f64]) {
         for (log_times, into) in log_times.chunks(LANES).zip(into.chunks_mut(LANES)) {
             let (mut moments, mut sums) = ([0.0f32; LANES], [0.0f32; LANES]);
             moments.iter_mut().zip(log_times).for_each(|(moment, &y)| *moment = y as f32);
@@ -305,7 +312,7 @@ impl Worker {
     }
 
     /// A log run-time in a case, from two numbers between 0 and 1.
-    fn draw(&self, case: &Case, part: f32, level: f32) -> f32 {
+    fn draw(&self, case: &ShiftCase, part: f32, level: f32) -> f32 {
         let mut k = 0;
         let mut below = self.parts.shares[0];
         while part > below && k + 1 < PARTS {
@@ -318,8 +325,14 @@ impl Worker {
     }
 }
 
-impl Group {
-    fn new(factor: Factor, cluster: &Factor, step: &Step, nets: &Nets, tape: &mut Tape) -> Group {
+impl GroupOutlook {
+    fn new(
+        factor: Factor,
+        cluster: &Factor,
+        step: &Lattice,
+        nets: &Nets,
+        tape: &mut Tape,
+    ) -> GroupOutlook {
         let cells = factor.mass.len() + cluster.mass.len() - 1;
         let from = factor.from + cluster.from;
         let at: Vec<f32> = (0..cells).map(|cell| step.at(from + cell as i32)).collect();
@@ -333,7 +346,14 @@ impl Group {
         }
         let shifts = at.iter().map(|at| at * step.unit).collect();
         let none = vec![0.0; cells];
-        Group { factor, shifts, narrower, arrived: none.clone(), seen: none, cases: Vec::new() }
+        GroupOutlook {
+            factor,
+            shifts,
+            narrower,
+            arrived: none.clone(),
+            seen: none,
+            cases: Vec::new(),
+        }
     }
 
     /// Mean and mean size of the shift.
@@ -349,17 +369,17 @@ impl Group {
         (self.factor.from + cluster.from) as f32
     }
 
-    fn case(&self, cell: f32, weight: f32) -> Case {
+    fn case(&self, cell: f32, weight: f32) -> ShiftCase {
         let last = self.shifts.len() - 1;
         let x = cell.clamp(0.0, last as f32);
         let i = (x as usize).min(last.saturating_sub(1));
         let (t, next) = (x - i as f32, (i + 1).min(last));
         let between = |table: &[f32]| table[i] + t * (table[next] - table[i]);
-        Case { shift: between(&self.shifts), narrower: between(&self.narrower), weight }
+        ShiftCase { shift: between(&self.shifts), narrower: between(&self.narrower), weight }
     }
 
-    /// The few cases that weights on cells come to: what lies close together is one.
-    fn settle(&mut self, weights: &[f32], merge: usize) {
+    /// Reduces the weights on cells to a few cases by merging cells that are close.
+    fn merge_cells(&mut self, weights: &[f32], merge: usize) {
         let mut width = merge.max(1);
         loop {
             self.cases.clear();

@@ -1,17 +1,17 @@
-//! By how much many workers were off together: the most likely shift of logistic residuals, the
-//! censored ones by their survival. What the inference networks start from.
+//! The most likely common shift of logistic residuals, censored ones by their survival: the input of
+//! the inference networks.
 
-/// One worker: how far it was from its prediction, in units of the shift; the unit over its scale.
+/// A worker's deviation from its prediction, in units of the shift, and the unit over its scale.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Off {
+pub(crate) struct Deviation {
     pub(crate) by: f32,
     pub(crate) per_scale: f32,
     pub(crate) observed: bool,
 }
 
-impl Off {
-    /// What it says of a shift: the slope of its log likelihood there, and the information.
-    fn says(&self, at: f32) -> (f32, f32) {
+impl Deviation {
+    /// The slope of its log likelihood at a shift, and the information.
+    fn slope(&self, at: f32) -> (f32, f32) {
         let above = crate::math::sigmoid((self.by - at) * self.per_scale);
         let curve = above * (1.0 - above) * self.per_scale * self.per_scale;
         match self.observed {
@@ -23,24 +23,24 @@ impl Off {
 
 /// The most likely shift, and the information behind it (one over its variance).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Shift {
+pub(crate) struct CommonShift {
     pub(crate) at: f32,
     pub(crate) information: f32,
 }
 
-impl Shift {
-    /// By how much it moves when a worker's prediction does.
-    pub(crate) fn moves_with(&self, off: &Off) -> f32 {
-        -off.says(self.at).1 / self.information
+impl CommonShift {
+    /// Its derivative by a worker's prediction.
+    pub(crate) fn moves_with(&self, off: &Deviation) -> f32 {
+        -off.slope(self.at).1 / self.information
     }
 }
 
-/// Information that speaks for `expected` against any data: a shift must be somewhere.
+/// Information behind `expected`, so that the shift is defined without data.
 const HOLD: f32 = 0.02;
 const STEPS: usize = 8;
 
-/// Newton's method from the median of those seen, or from what was expected.
-pub(crate) fn most_likely(all: &[Off], expected: f32) -> Shift {
+/// Newton's method from the median of observed deviations, or from `expected`.
+pub(crate) fn most_likely(all: &[Deviation], expected: f32) -> CommonShift {
     let mut seen: Vec<f32> = all.iter().filter(|off| off.observed).map(|off| off.by).collect();
     let mut at = expected;
     if !seen.is_empty() {
@@ -52,7 +52,7 @@ pub(crate) fn most_likely(all: &[Off], expected: f32) -> Shift {
         let mut slope = HOLD * (expected - at);
         information = HOLD;
         for off in all {
-            let (slope_of, information_of) = off.says(at);
+            let (slope_of, information_of) = off.slope(at);
             slope += slope_of;
             information += information_of;
         }
@@ -62,7 +62,7 @@ pub(crate) fn most_likely(all: &[Off], expected: f32) -> Shift {
             break;
         }
     }
-    Shift { at, information }
+    CommonShift { at, information }
 }
 
 #[cfg(test)]
@@ -77,11 +77,11 @@ mod tests {
                 1.5 + (p / (1.0 - p)).ln()
             })
             .collect();
-        let off = |by: f32, observed: bool| Off { by, per_scale: 1.0, observed };
-        let whole: Vec<Off> = times.iter().map(|&x| off(x, true)).collect();
+        let off = |by: f32, observed: bool| Deviation { by, per_scale: 1.0, observed };
+        let whole: Vec<Deviation> = times.iter().map(|&x| off(x, true)).collect();
         let found = most_likely(&whole, 0.0);
         assert!((found.at - 1.5).abs() < 0.02, "{found:?}");
-        let cut: Vec<Off> = times.iter().map(|&x| off(x.min(1.5), x <= 1.5)).collect();
+        let cut: Vec<Deviation> = times.iter().map(|&x| off(x.min(1.5), x <= 1.5)).collect();
         let found = most_likely(&cut, 0.0);
         assert!((found.at - 1.5).abs() < 0.05, "{found:?}");
     }

@@ -1,29 +1,29 @@
-//! Where each worker stands: level, spread and how far it was from its level of late. The networks
-//! see residuals in units of these, so one model fits clusters of any speed and any calm.
+//! Level, spread and recent residuals of each worker. The networks see residuals in units of these, so
+//! one model fits clusters of any speed and variability.
 
 use crate::math::{exp, ln, sigmoid};
 
-/// How fast levels, spreads and the mean of late move.
+/// Rates at which levels, spreads and the recent mean move.
 const LEVEL_RATE: f32 = 0.02;
 const SPREAD_RATE: f32 = 0.03;
 const RECENT_RATE: f32 = 0.3;
 /// Pseudo-observations behind the cluster's spread in a worker's own.
 const SPREAD_PRIOR: f32 = 6.0;
-/// A stall must not drag a level or a spread along: beyond so many spreads it pulls no harder.
+/// Residuals are clipped to this many spreads, to limit the influence of a stall.
 const CLIP: f32 = 3.0;
 /// The mean size of a normal residual of unit spread.
 const MEAN_SIZE: f32 = 0.8;
 /// The scale of the logistic whose spread is about 1.
 const LOGISTIC: f32 = 0.55;
-/// Residuals reach no further than this.
+/// Largest residual.
 const FARTHEST: f32 = 200.0;
 
-/// All workers', by number.
+/// The state of all workers, by number.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Standing {
     pub(crate) level: Vec<f32>,
     pub(crate) spread: Vec<f32>,
-    /// The last residual and the mean of late, in spreads above the level.
+    /// The last residual and the recent mean, in spreads above the level.
     pub(crate) last: Vec<f32>,
     pub(crate) late: Vec<f32>,
     /// Observations behind the level; 0 for a worker that has only been censored.
@@ -32,21 +32,21 @@ pub(crate) struct Standing {
     /// The cluster's spread, its sum and its weight.
     pub(crate) unit: f32,
     deviations: (f32, f32),
-    /// Mean and spread of levels, for a worker nobody has seen.
+    /// Mean and spread of levels, for a worker that was never seen.
     newcomer: (f32, f32),
     rounds: u64,
 }
 
-/// What a round says of one worker: residuals in spreads. A censored one's are what is expected
-/// beyond its bound.
+/// Residuals of one worker in a round, in spreads. A censored worker's are the expectation beyond its
+/// bound.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Residual {
-    /// From what was predicted.
+pub(crate) struct WorkerResidual {
+    /// From its prediction.
     pub(crate) surprise: f32,
     /// From its level.
     pub(crate) from_level: f32,
     pub(crate) observed: bool,
-    /// How much was told: a bound far below what was expected says nothing.
+    /// Information, 0 to 1: a bound far below the expectation has none.
     told: f32,
 }
 
@@ -63,7 +63,7 @@ impl Standing {
         self.seen[worker] > 0.0
     }
 
-    /// The first round: everybody's level is what it took, and the spread of all is the spread.
+    /// Starts from the first round: levels are its run-times, and their spread is the spread.
     pub(crate) fn begin(&mut self, log_times: &[f32], observed: &[bool]) {
         let mut seen: Vec<f32> =
             log_times.iter().zip(observed).filter(|(_, o)| **o).map(|(y, _)| *y).collect();
@@ -78,7 +78,7 @@ impl Standing {
         self.deviations = (spread, 1.0);
     }
 
-    /// Of every `stride`-th worker, numbered anew.
+    /// The state of every `stride`-th worker, renumbered.
     pub(crate) fn every(&self, stride: usize) -> Standing {
         let pick = |all: &[f32]| all.iter().step_by(stride).copied().collect::<Vec<f32>>();
         Standing {
@@ -112,15 +112,15 @@ impl Standing {
         self.deviation.resize(workers, (0.0, 0.0));
     }
 
-    /// What a log run-time, or a bound of one, says of a worker that was predicted at `location`;
-    /// both less what moved many at once.
+    /// The residual of a log run-time, or of its lower bound, for a worker predicted at `location`;
+    /// both less the common factors.
     pub(crate) fn residual(
         &self,
         worker: usize,
         y: f32,
         location: f32,
         observed: bool,
-    ) -> Residual {
+    ) -> WorkerResidual {
         let spread = self.spread[worker];
         let expected = (location - self.level[worker]) / spread;
         let u = ((y - location) / spread).clamp(-FARTHEST, FARTHEST);
@@ -129,11 +129,11 @@ impl Standing {
             false => (beyond(u), sigmoid(u / LOGISTIC)),
         };
         let from_level = (expected + surprise).clamp(-FARTHEST, FARTHEST);
-        Residual { surprise, from_level, observed, told }
+        WorkerResidual { surprise, from_level, observed, told }
     }
 
-    /// Takes in what a round said of a worker; `y` is its log run-time less what moved many.
-    pub(crate) fn learn(&mut self, worker: usize, y: f32, residual: Residual) {
+    /// Learns a worker's residual; `y` is its log run-time less the common factors.
+    pub(crate) fn learn(&mut self, worker: usize, y: f32, residual: WorkerResidual) {
         if residual.observed && self.seen[worker] == 0.0 {
             self.seen[worker] = 1.0;
             self.level[worker] = y;
@@ -141,9 +141,9 @@ impl Standing {
             self.spread[worker] = self.unit;
             return;
         }
-        let Residual { surprise, from_level, told, .. } = residual;
+        let WorkerResidual { surprise, from_level, told, .. } = residual;
         let spread = self.spread[worker];
-        // As far as anything was told; an observation tells all.
+        // In proportion to the information, which is 1 for an observation.
         self.last[worker] += told * (from_level - self.last[worker]);
         let off = from_level - self.late[worker];
         self.late[worker] += told * RECENT_RATE * off.clamp(-2.0 * CLIP, 2.0 * CLIP);
@@ -162,9 +162,9 @@ impl Standing {
         }
     }
 
-    /// A round is over: the cluster's spread and what is expected of newcomers follow, and with
-    /// them every worker's spread.
-    pub(crate) fn settle(&mut self, residuals: &[(usize, Residual)]) {
+    /// Ends a round: updates the cluster's spread, the expectation for new workers, and with them every
+    /// worker's spread.
+    pub(crate) fn end_round(&mut self, residuals: &[(usize, WorkerResidual)]) {
         self.rounds += 1;
         let (mut sizes, mut told) = (0.0, 0.0);
         for &(worker, residual) in residuals.iter().filter(|(w, _)| self.seen[*w] > 1.0) {
@@ -204,12 +204,12 @@ impl Standing {
     }
 }
 
-/// What a logistic of unit spread is expected to be, beyond `u`.
+/// The mean of a logistic of unit spread beyond `u`.
 pub(crate) fn beyond(u: f32) -> f32 {
     let v = (u / LOGISTIC).clamp(-30.0, 30.0);
     // The mean beyond v is v + ln(1 + e^−v)·(1 + e^v).
     let beyond = if v > 8.0 { v + 1.0 } else { v + ln(1.0 + exp(-v)) * (1.0 + exp(v)) };
-    // Beyond the clamp: far above it is the bound and one more, far below the mean of all.
+    // Beyond the clamp: far above, the bound plus one scale; far below, the mean of all.
     ((u / LOGISTIC - v).max(0.0) + beyond) * LOGISTIC
 }
 
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bound_far_below_says_nothing_and_one_far_above_much() {
+    fn a_bound_far_below_is_uninformative_and_one_far_above_is_not() {
         for u in [-150.0, -20.0, -16.0, -5.0] {
             assert!(beyond(u).abs() < 0.01, "{u}: {}", beyond(u));
         }

@@ -1,20 +1,20 @@
-//! What the model carries from round to round, and one round of it.
+//! The model's state from round to round, and one round's step.
 
 use crate::{
     Outlook, Seen,
     grouping::Grouping,
-    inference::{Posterior, RoundOf, Whole, prior_moments},
+    inference::{DeviationsByRow, Posterior, RoundInference, prior_moments},
     math::{exp, ln, sigmoid},
     mixture::{PARTS, WIDTH, shares},
-    nets::{Common, Emission, Nets},
-    standing::{Residual, Standing},
+    nets::{Emission, FactorNets, Nets},
+    standing::{Standing, WorkerResidual},
     tape::{NONE, Tape, Var},
     weights::{COMMON_MEMORY, MEMORY},
 };
 
-/// Everything that is known after a round, as plain numbers.
+/// The state after a round, as plain numbers.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct State {
+pub(crate) struct ModelState {
     pub(crate) standing: Standing,
     pub(crate) grouping: Grouping,
     /// Recurrent states, row by row.
@@ -23,16 +23,15 @@ pub(crate) struct State {
     pub(crate) groups: Factors,
 }
 
-/// The factors of what moves many at once: one for the cluster, one for each group. In units of
-/// the cluster's spread.
+/// The common factors: of the cluster, or one per group. In units of the cluster's spread.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Factors {
     pub(crate) memory: Vec<f32>,
     pub(crate) at: Vec<f32>,
-    /// The logarithm of how much they vary: as much as makes half of them fall into the middle half
-    /// of what is expected.
+    /// The logarithm of their variability, such that half of them fall into the middle half of the
+    /// prediction.
     pub(crate) log_size: Vec<f32>,
-    /// Where they usually are, and where they were when they were not there.
+    /// Their usual value, and their value when away from it.
     pub(crate) home: Vec<f32>,
     pub(crate) away: Vec<f32>,
 }
@@ -46,7 +45,7 @@ impl Factors {
         self.away.resize(count, START_AWAY);
     }
 
-    /// Takes in where they were, against the mixtures where they had been expected.
+    /// Learns their values, given the mixtures that predicted them.
     fn learn(&mut self, at: &[f32], expected: &[f32]) {
         let rows = at.iter().zip(expected.chunks_exact(WIDTH));
         for (size, (&at, params)) in self.log_size.iter_mut().zip(rows) {
@@ -59,12 +58,12 @@ impl Factors {
                 true => *away += AWAY_RATE * (at - *away),
                 false => *home += HOME_RATE * (at - *home),
             }
-            // It may have moved for good.
+            // The usual value may have changed for good.
             *home += (at - *home).clamp(-HOME_RATE * AWAY, HOME_RATE * AWAY) * HOME_RATE;
         }
     }
 
-    /// The same after groups changed: for each now, which it was before.
+    /// Reorders the factors after groups changed: for each current group, which it was before.
     fn regroup(&mut self, before: &[Option<usize>]) {
         let old = std::mem::take(self);
         self.grow(before.len());
@@ -80,17 +79,17 @@ impl Factors {
     }
 }
 
-/// The share of the cluster's factor that becomes part of the levels, a round, of what is beyond
-/// this: levels of workers that are never seen would follow it for ever.
+/// The share of the cluster's factor beyond [`SETTLED`] that moves into the levels per round: levels of
+/// workers that are never seen would follow it for ever.
 const SETTLES: f32 = 0.02;
 const SETTLED: f32 = 1.0;
-/// A factor is never farther out than this: the lattice of predictions ends there.
+/// Largest factor: the lattice of predictions ends there.
 const FARTHEST: f32 = 50.0;
-/// How much a factor varies before anything is known (log), and how fast that follows.
+/// Initial log variability of a factor, and its rate of change.
 const START_SIZE: f32 = -1.2;
 const SIZE_RATE: f32 = 0.05;
-/// A factor so far from where it usually is is away; how far that is before anything is known, and
-/// how fast both places follow.
+/// Distance from its usual value at which a factor counts as away; its initial value when away; and
+/// the rates at which both values follow.
 const AWAY: f32 = 2.0;
 const START_AWAY: f32 = 5.0;
 const HOME_RATE: f32 = 0.05;
@@ -100,22 +99,22 @@ const AWAY_RATE: f32 = 0.2;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Carry {
     memory: Var,
-    cluster: Moving,
-    /// None where there are no groups.
-    groups: Option<Moving>,
+    cluster: FactorVars,
+    /// `None` without groups.
+    groups: Option<FactorVars>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Moving {
+struct FactorVars {
     memory: Var,
     at: Var,
 }
 
-impl Moving {
-    fn load(factors: &Factors, tape: &mut Tape) -> Moving {
+impl FactorVars {
+    fn load(factors: &Factors, tape: &mut Tape) -> FactorVars {
         let rows = factors.at.len();
         let memory = tape.leaf(rows, COMMON_MEMORY, &factors.memory);
-        Moving { memory, at: tape.column(&factors.at) }
+        FactorVars { memory, at: tape.column(&factors.at) }
     }
 
     fn store(self, factors: &mut Factors, tape: &Tape) {
@@ -126,28 +125,28 @@ impl Moving {
     }
 }
 
-/// What a round came to.
-pub(crate) struct Stepped {
-    /// Minus the evidence lower bound of the round, if it was asked for.
+/// The result of one round's step.
+pub(crate) struct StepOutcome {
+    /// The negative evidence lower bound of the round, if requested.
     pub(crate) loss: Option<Var>,
-    /// What moved each worker of the round, in log time, together with others.
+    /// The sum of each worker's common factors, in log time.
     pub(crate) moved: Vec<f32>,
-    /// Residuals from levels, in spreads, without the group's factor: what groups are found from.
+    /// Residuals from levels, in spreads, with the group's factor included: groups are found from them.
     pub(crate) residuals: Vec<(usize, f64)>,
 }
 
-/// Draws and what to compute.
+/// Options of a step.
 pub(crate) struct Mode<'a> {
-    /// Standard normal draws for the posterior's samples; its means without.
+    /// Standard normal draws for the posterior's samples; `None` uses its means.
     pub(crate) noise: Option<&'a mut dyn FnMut() -> f32>,
-    /// What really happened, where the round shows less of it: what the likelihood is of.
+    /// The uncut round for the likelihood, if the round shown is cut.
     pub(crate) truth: Option<&'a Seen>,
-    /// What these weights predicted of the round, where nothing is to be learned.
+    /// These weights' prediction of the round, to reuse if no gradients are needed.
     pub(crate) predicted: Option<&'a Outlook>,
 }
 
-impl State {
-    /// Makes room for the workers of a round; the first one sets levels.
+impl ModelState {
+    /// Makes room for the workers of a round; the first round sets levels.
     pub(crate) fn admit(&mut self, seen: &Seen) {
         if seen.workers.is_empty() {
             return;
@@ -164,17 +163,17 @@ impl State {
     pub(crate) fn load(&self, tape: &mut Tape) -> Carry {
         Carry {
             memory: tape.leaf(self.standing.workers(), MEMORY, &self.memory),
-            cluster: Moving::load(&self.cluster, tape),
-            groups: (!self.groups.at.is_empty()).then(|| Moving::load(&self.groups, tape)),
+            cluster: FactorVars::load(&self.cluster, tape),
+            groups: (!self.groups.at.is_empty()).then(|| FactorVars::load(&self.groups, tape)),
         }
     }
 
-    /// Takes the state after so many rounds from a tape.
+    /// Stores the state after `rounds` rounds from a tape.
     pub(crate) fn store(&mut self, carry: &Carry, tape: &Tape, rounds: usize) {
         self.memory.copy_from_slice(tape.value(carry.memory));
         carry.cluster.store(&mut self.cluster, tape);
-        // Only the sum of factor and level is ever used. What the cluster's factor is for long
-        // becomes part of the levels, so that it does not wander.
+        // Only the sum of factor and level is ever used. A lasting offset of the cluster's factor
+        // moves into the levels, so that the factor does not drift.
         let far = self.cluster.at[0] - self.cluster.at[0].clamp(-SETTLED, SETTLED);
         let settled = far * (1.0 - (1.0 - SETTLES).powi(rounds as i32));
         self.cluster.at[0] -= settled;
@@ -186,9 +185,9 @@ impl State {
         }
     }
 
-    /// Of every `stride`-th worker, numbered anew.
-    pub(crate) fn every(&self, stride: usize) -> State {
-        State {
+    /// The state of every `stride`-th worker, renumbered.
+    pub(crate) fn every(&self, stride: usize) -> ModelState {
+        ModelState {
             standing: self.standing.every(stride),
             grouping: self.grouping.every(stride),
             memory: self.memory.chunks_exact(MEMORY).step_by(stride).flatten().copied().collect(),
@@ -197,17 +196,17 @@ impl State {
         }
     }
 
-    /// Groups may have changed.
+    /// Updates the groups by a round's residuals.
     pub(crate) fn find_groups(&mut self, residuals: &[(usize, f64)]) {
         if let Some(before) = self.grouping.learn(residuals.iter().copied()) {
             self.groups.regroup(&before);
         }
     }
 
-    /// Where the cluster's factor, and each group's, is expected next: a mixture a row.
+    /// The predicted mixtures of the cluster's factor and of each group's, one per row.
     pub(crate) fn priors(&self, tape: &mut Tape, nets: &Nets) -> (Vec<f32>, Vec<f32>) {
         let carry = self.load(tape);
-        let of = |tape: &mut Tape, common: &Common, moving: Moving, factors: &Factors| {
+        let of = |tape: &mut Tape, common: &FactorNets, moving: FactorVars, factors: &Factors| {
             let params = common.transition(tape, moving.at, moving.memory, factors);
             tape.value(params).to_vec()
         };
@@ -216,7 +215,7 @@ impl State {
         (cluster, groups.unwrap_or_default())
     }
 
-    /// What is expected of these workers, before anything that moves many at once.
+    /// The predicted mixtures of these workers, before common factors.
     pub(crate) fn emission(
         &self,
         tape: &mut Tape,
@@ -245,7 +244,7 @@ impl State {
         }
     }
 
-    /// Takes in a round: infers what moved many at once, scores it, and moves on.
+    /// Processes a round: infers the common factors, computes the loss, and advances the state.
     pub(crate) fn step(
         &mut self,
         tape: &mut Tape,
@@ -253,15 +252,16 @@ impl State {
         carry: &mut Carry,
         seen: &Seen,
         mode: &mut Mode<'_>,
-    ) -> Stepped {
+    ) -> StepOutcome {
         let everyone = seen.workers.len() == self.standing.workers();
         let rows = (!everyone).then_some(&seen.workers[..]);
-        // What was predicted for the round need not be computed again, unless it is to be learned.
+        // A prediction of the round is reused, unless gradients are needed.
         let known = mode.predicted.filter(|known| known.covers(&seen.workers));
         let emission = known.is_none().then(|| self.emission(tape, nets, carry.memory, rows));
         let group_of = self.group_of(&seen.workers);
         let unit = self.standing.unit;
-        let mut round = RoundOf { seen, unit, tape, locations: Vec::new(), scales: Vec::new() };
+        let mut round =
+            RoundInference { seen, unit, tape, locations: Vec::new(), scales: Vec::new() };
         match (known, &emission) {
             (Some(known), _) => (round.locations, round.scales) = known.cores(&seen.workers),
             (None, Some(emission)) => round.read(emission),
@@ -276,7 +276,7 @@ impl State {
             _ => 0.0,
         };
 
-        // The cluster first, groups at what is expected of them; then they, given the cluster.
+        // First the cluster's factor, with groups at their expectation; then the groups', given it.
         let before = carry.cluster;
         let params = nets.cluster.transition(round.tape, before.at, before.memory, &self.cluster);
         let prior = prior_moments(round.tape.value(params));
@@ -285,11 +285,13 @@ impl State {
             .as_ref()
             .filter(|_| mode.truth.is_some())
             .map(|emission| round.located(emission));
-        let whole = Whole { offs: round.offs(|i| offs[i]), of: vec![0; seen.workers.len()] };
+        let whole =
+            DeviationsByRow { offs: round.offs(|i| offs[i]), rows: vec![0; seen.workers.len()] };
         let cluster = round.infer(&nets.cluster, params, &prior, &whole, located, mode);
         let cluster_at = round.tape.value(cluster.at)[0];
         let groups = group_prior.map(|(params, moments)| {
-            let whole = Whole { offs: round.offs(|_| cluster_at), of: group_of.clone() };
+            let whole =
+                DeviationsByRow { offs: round.offs(|_| cluster_at), rows: group_of.clone() };
             let located = located.map(|located| round.beyond(located, &cluster));
             round.infer(&nets.group, params, &moments, &whole, located, mode)
         });
@@ -316,7 +318,7 @@ impl State {
             loss
         });
 
-        // Levels follow what is most likely, not a draw of it.
+        // Levels follow the posterior mean, not a draw.
         let cluster_moved = cluster.mean[0] * unit;
         let of_group = |group: u32| groups.as_ref().map_or(0.0, |g| unit * g.mean[group as usize]);
         let moved: Vec<f32> = group_of
@@ -339,17 +341,22 @@ impl State {
             (worker, f64::from(residual.from_level + group))
         });
         let residuals = without_group.collect();
-        Stepped { loss, moved, residuals }
+        StepOutcome { loss, moved, residuals }
     }
 
     /// The group of each of these workers.
     fn group_of(&self, workers: &[u32]) -> Vec<u32> {
-        let of = |worker: usize| self.grouping.of(worker).map_or(NONE, |group| group as u32);
+        let of = |worker: usize| self.grouping.group_of(worker).map_or(NONE, |group| group as u32);
         workers.iter().map(|&worker| of(worker as usize)).collect()
     }
 
-    /// Levels and spreads follow.
-    fn learn(&mut self, seen: &Seen, locations: &[f32], moved: &[f32]) -> Vec<(usize, Residual)> {
+    /// Updates levels and spreads.
+    fn learn(
+        &mut self,
+        seen: &Seen,
+        locations: &[f32],
+        moved: &[f32],
+    ) -> Vec<(usize, WorkerResidual)> {
         let mut residuals = Vec::with_capacity(seen.workers.len());
         for (i, &worker) in seen.workers.iter().enumerate() {
             let (worker, y) = (worker as usize, seen.log_times[i] - moved[i]);
@@ -357,12 +364,12 @@ impl State {
             self.standing.learn(worker, y, residual);
             residuals.push((worker, residual));
         }
-        self.standing.settle(&residuals);
+        self.standing.end_round(&residuals);
         residuals
     }
 
-    /// What the workers' recurrent states are told.
-    fn signs(&self, seen: &Seen, residuals: &[(usize, Residual)]) -> Vec<f32> {
+    /// The inputs of the workers' recurrent units.
+    fn signs(&self, seen: &Seen, residuals: &[(usize, WorkerResidual)]) -> Vec<f32> {
         use crate::math::squash;
         let mut signs = Vec::with_capacity(seen.workers.len() * crate::weights::SIGNS);
         for &(worker, residual) in residuals {
@@ -379,8 +386,13 @@ impl State {
     }
 }
 
-/// The recurrent state of what moves many, after a round.
-fn remember(tape: &mut Tape, common: &Common, before: Moving, now: &Posterior) -> Moving {
+/// The recurrent state of common factors after a round.
+fn remember(
+    tape: &mut Tape,
+    common: &FactorNets,
+    before: FactorVars,
+    now: &Posterior,
+) -> FactorVars {
     let expected = tape.column(&now.expected);
     let surprise = tape.sub(now.at, expected);
     let surprise = tape.scale(surprise, 0.5);
@@ -394,10 +406,10 @@ fn remember(tape: &mut Tape, common: &Common, before: Moving, now: &Posterior) -
         .collect();
     let counts = tape.leaf(now.counts.len(), 2, &counts);
     let signs = tape.concat(&[at, surprise, counts]);
-    Moving { memory: common.recurrent.step(tape, signs, before.memory), at: now.at }
+    FactorVars { memory: common.recurrent.step(tape, signs, before.memory), at: now.at }
 }
 
-/// The recurrent states of workers, after a round in which these took part (all, if not said).
+/// The recurrent states of workers after a round in which these took part (`None`: all).
 fn remember_workers(
     tape: &mut Tape,
     nets: &Nets,
@@ -411,7 +423,7 @@ fn remember_workers(
     tape.replace(memory, next, rows)
 }
 
-/// The chance of less than `at` under a mixture.
+/// The probability of less than `at` under a mixture.
 fn cdf(params: &[f32], at: f32) -> f32 {
     let shares = shares(&params[..PARTS]);
     (0..PARTS)

@@ -1,5 +1,5 @@
-//! Reverse-mode differentiation over matrices of `f32`: every operation is written down as it is
-//! computed, and read backwards for the gradients.
+//! Reverse-mode differentiation over matrices of `f32`: the tape records every operation, and is read
+//! backwards for the gradients.
 //!
 //! The one forward pass serves fitting, adaptation and prediction. Buffers go back to a pool when
 //! the tape is cleared, so that a round costs no allocations once it has run.
@@ -76,7 +76,7 @@ struct Node {
     op: Op,
 }
 
-/// What has been computed, in order.
+/// The recorded operations, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Tape {
     nodes: Vec<Node>,
@@ -84,7 +84,7 @@ pub(crate) struct Tape {
 }
 
 impl Tape {
-    /// Forgets everything but keeps the memory.
+    /// Removes all operations but keeps their buffers.
     pub(crate) fn clear(&mut self) {
         self.pool.extend(self.nodes.drain(..).map(|node| node.value));
     }
@@ -262,8 +262,8 @@ impl Tape {
         self.push(self.rows(base), cols, out, Op::Replace { base, x, rows: rows.to_vec() })
     }
 
-    /// The log density of each `target` under its mixture of three logistics, or where it was not
-    /// observed the log of the chance of more. `params`: three logits, locations, log scales.
+    /// The log density of each `target` under its mixture of three logistics, or the log survival if it
+    /// was not observed. `params`: three logits, locations, log scales.
     pub(crate) fn mixture(&mut self, params: Var, target: Var, observed: &[bool]) -> Var {
         let rows = self.rows(params);
         let mut out = self.buffer(rows);
@@ -299,7 +299,7 @@ impl Tape {
         found
     }
 
-    /// Adds what the gradient `g` of node `at` means for the nodes it was computed from.
+    /// Propagates the gradient `g` of node `at` to its inputs.
     fn back(&self, at: usize, g: &[f32], grads: &mut [Vec<f32>]) {
         let node = &self.nodes[at];
         let value = &node.value;
@@ -412,7 +412,7 @@ fn add(into: &mut [f32], what: &[f32]) {
 mod tests {
     use super::*;
 
-    /// Everything the tape can do, in one number.
+    /// One number that depends on every operation of the tape.
     fn everything(tape: &mut Tape, x: Var, w: Var, b: Var) -> Var {
         let y = tape.affine(x, w, b);
         let (t, s) = (tape.tanh(y), tape.sigmoid(y));

@@ -1,4 +1,4 @@
-//! A model at work: it takes in round after round, says what it expects of the next, and adapts.
+//! Online use of a model: it processes each round, predicts the next, and adapts.
 
 use std::sync::Arc;
 
@@ -9,27 +9,27 @@ use crate::{
     fit::{Grads, WINDOW, window},
     nets::Nets,
     standing::beyond,
-    state::{Mode, State},
+    state::{Mode, ModelState},
     tape::Tape,
     weights::Adam,
 };
 
-/// Size of the steps of online adaptation.
+/// Step size of online adaptation.
 const RATE: f32 = 1e-3;
 /// Steps after each window.
 const STEPS: usize = 3;
-/// Workers that adaptation looks at; of more, every k-th.
+/// Most workers used by adaptation; of more, every k-th.
 const LOOKED_AT: usize = 96;
 /// Rounds whose shifts are kept for late reports.
 const LATEST: usize = 64;
 
-/// What may be turned off, or done the paper's way, for comparison.
+/// Options to turn features off, or to use the paper's method, for comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TrackerOptions {
     /// The weights stay as they were fitted.
     pub frozen: bool,
-    /// Censored run-times are replaced by draws from the prediction beyond their bound and then
-    /// taken for observed, as the paper does, instead of counting by their survival probability.
+    /// Censored run-times are replaced by draws from the prediction beyond their bound and then treated
+    /// as observed, as the paper does, instead of counting by their survival probability.
     pub impute: bool,
 }
 
@@ -37,29 +37,29 @@ pub struct TrackerOptions {
 pub struct Tracker {
     weights: Weights,
     options: TrackerOptions,
-    state: State,
+    state: ModelState,
     tape: Tape,
     outlook: Outlook,
     rng: Xoshiro256PlusPlus,
     adam: Adam,
-    /// The rounds since the last adaptation, and the state before them, of those looked at.
-    since: (State, Vec<Seen>),
-    /// Every so manieth worker is looked at since then.
+    /// The rounds since the last adaptation, and the state before them, of the sampled workers.
+    since: (ModelState, Vec<Seen>),
+    /// Every `stride`-th worker is sampled.
     stride: u32,
-    /// What moved each worker in the last rounds.
+    /// The sum of each worker's common factors in the last rounds.
     moved: Vec<(u64, Vec<(u32, f32)>)>,
     rounds: u64,
 }
 
 impl Tracker {
-    /// Nothing seen yet.
+    /// A tracker before its first round.
     pub fn new(model: &Arc<Model>, options: TrackerOptions) -> Tracker {
         let weights = model.weights.clone();
         Tracker {
             adam: Adam::new(&weights, RATE),
             weights,
             options,
-            state: State::default(),
+            state: ModelState::default(),
             tape: Tape::default(),
             outlook: Outlook::default(),
             rng: Xoshiro256PlusPlus::seed_from_u64(0),
@@ -70,22 +70,22 @@ impl Tracker {
         }
     }
 
-    /// Rounds taken in.
+    /// Rounds processed.
     pub fn rounds(&self) -> u64 {
         self.rounds
     }
 
-    /// What is expected of the next round.
+    /// The prediction of the next round.
     pub fn outlook(&self) -> &Outlook {
         &self.outlook
     }
 
-    /// The same, to look at the round with.
+    /// The prediction, to be conditioned on the open round.
     pub fn outlook_mut(&mut self) -> &mut Outlook {
         &mut self.outlook
     }
 
-    /// A round closed. `key` is what late reports call it by.
+    /// Learns from a closed round. `key` identifies the round in late reports.
     pub fn learn(&mut self, key: u64, seen: &Seen) {
         if seen.workers.is_empty() {
             return;
@@ -107,7 +107,7 @@ impl Tracker {
         }
         self.tape.clear();
         let nets = Nets::load(&self.weights, &mut self.tape);
-        self.outlook = Outlook::of(&self.state, &nets, &mut self.tape);
+        self.outlook = Outlook::from_state(&self.state, &nets, &mut self.tape);
     }
 
     /// A censored run-time became known.
@@ -126,7 +126,7 @@ impl Tracker {
     }
 
     fn remember(&mut self, key: u64, seen: &Seen, moved: Vec<f32>) {
-        // Only of those who may still report.
+        // Only workers that may still report.
         let late = seen.workers.iter().zip(moved).zip(&seen.observed);
         let late = late.filter(|(_, observed)| !**observed).map(|((&w, moved), _)| (w, moved));
         self.moved.push((key, late.collect()));
@@ -135,8 +135,8 @@ impl Tracker {
         }
     }
 
-    /// Gathers rounds, and after each window takes a few steps on them. Scheduled by the number of
-    /// rounds alone, so that a replay adapts alike.
+    /// Collects rounds, and after each window takes a few steps on them. The schedule depends on the
+    /// number of rounds alone, so that a replay adapts identically.
     fn adapt(&mut self, seen: &Seen) {
         let (before, rounds) = &mut self.since;
         if before.standing.workers() > 0 {
@@ -157,7 +157,7 @@ impl Tracker {
         }
     }
 
-    /// The paper's way with censored run-times.
+    /// Replaces censored run-times by draws, as the paper does.
     fn impute(&mut self, seen: &Seen) -> Seen {
         let mut imputed = seen.clone();
         for (i, &worker) in seen.workers.iter().enumerate().filter(|(i, _)| !seen.observed[*i]) {

@@ -1,18 +1,18 @@
-//! The model's weights: named matrices in a fixed order, and how they start.
+//! The model's weights: named matrices in a fixed order, and their initial values.
 
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
 
 use crate::tape::{Tape, Var};
 
-/// Memory of a worker's recurrent state.
+/// Size of a worker's recurrent state.
 pub(crate) const MEMORY: usize = 16;
-/// Memory of the recurrent state of the cluster and of a group.
+/// Size of the recurrent state of the cluster and of a group.
 pub(crate) const COMMON_MEMORY: usize = 8;
-/// What a worker's state is told of a round.
+/// Inputs of a worker's recurrent unit.
 pub(crate) const SIGNS: usize = 5;
-/// What the cluster's, or a group's, state is told of a round.
+/// Inputs of the cluster's and a group's recurrent unit.
 pub(crate) const COMMON_SIGNS: usize = 4;
-/// What the inference network is told of a round.
+/// Inputs of the inference network.
 pub(crate) const SUMMARY: usize = 7;
 
 const TENSORS: usize = 37;
@@ -58,16 +58,16 @@ const SHAPES: [(&str, usize, usize); TENSORS] = [
     ("emission.shape", 1, 4),
 ];
 
-/// Where the biases that have a meaning start.
+/// Initial values of the biases that have a meaning.
 const STARTS: [(&str, &[f32]); 6] = [
-    // Follow the last run-time and the mean of late about alike; few shoulders, fewer stalls.
+    // Follow the last run-time and the recent mean about equally; few shoulders, fewer stalls.
     ("emission.out.bias", &[0.0, 1.0, 0.5, 0.0, 0.0, -1.5, -4.0]),
-    // Offsets and log scales: of the shoulder beside the core's, of a stall in log time.
+    // Offsets and log scales: of the shoulder relative to the core, of a stall in log time.
     ("emission.shape", &[0.5, 0.7, 1.0, -0.5]),
     // Three logits; persistence; three offsets; three log scales.
     ("cluster.transition.out.bias", &[1.5, -1.0, -3.0, 2.0, 0.0, 0.0, 0.0, 0.0, -0.5, 0.5]),
     ("group.transition.out.bias", &[1.5, -1.5, -3.0, 2.0, 0.0, 0.0, 0.0, 0.0, -0.5, 0.5]),
-    // How far the round's own estimate is believed beyond Kalman's gain; correction; log spread.
+    // Trust in the round's own estimate beyond Kalman's gain; correction; log spread.
     ("cluster.inference.out.bias", &[0.0, 0.0, 0.0]),
     ("group.inference.out.bias", &[0.0, 0.0, 0.0]),
 ];
@@ -75,7 +75,7 @@ const STARTS: [(&str, &[f32]); 6] = [
 /// One named matrix.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
-    /// What it is called in a file.
+    /// Its name in a file.
     pub name: &'static str,
     /// Rows and columns.
     pub shape: [usize; 2],
@@ -91,7 +91,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Where fitting starts.
+    /// Initial weights.
     pub(crate) fn start(seed: u64) -> Weights {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let tensors = SHAPES.map(|(name, rows, cols)| {
@@ -110,12 +110,12 @@ impl Weights {
         Weights { tensors: tensors.to_vec() }
     }
 
-    /// Numbers in all.
+    /// The number of weights.
     pub fn count(&self) -> usize {
         self.tensors.iter().map(|tensor| tensor.values.len()).sum()
     }
 
-    /// Goes a share of the way towards others.
+    /// Moves a share of the way towards others.
     pub(crate) fn follow(&mut self, others: &Weights, share: f32) {
         for (tensor, other) in self.tensors.iter_mut().zip(&others.tensors) {
             let values = tensor.values.iter_mut().zip(&other.values);
@@ -134,7 +134,7 @@ impl Weights {
 #[derive(Debug, Clone)]
 pub(crate) struct Adam {
     rate: f32,
-    /// Of what is rarely heard of.
+    /// Rate of the weights that learn from rare events.
     rare_rate: f32,
     steps: i32,
     mean: Vec<Vec<f32>>,
@@ -144,7 +144,7 @@ pub(crate) struct Adam {
 impl Adam {
     const DECAY: (f32, f32) = (0.9, 0.999);
     const LARGEST: f32 = 0.5;
-    /// Regimes begin and end rarely: what foresees them hears of it rarely.
+    /// Regimes begin and end rarely, so transition networks learn from rare events.
     const RARE: &str = ".transition.";
 
     pub(crate) fn new(weights: &Weights, rate: f32) -> Adam {
@@ -157,7 +157,7 @@ impl Adam {
         (self.rate, self.rare_rate) = (rate, rare_rate);
     }
 
-    /// One step downhill. A gradient that is not finite is left out.
+    /// One descent step. A gradient that is not finite is skipped.
     pub(crate) fn step(&mut self, weights: &mut Weights, grads: &[Vec<f32>]) {
         let norm = grads.iter().flatten().map(|g| g * g).sum::<f32>().sqrt();
         if !norm.is_finite() {

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use common::whole;
-use paceline_model::{Fit, FitOptions, Manifest, Model};
+use paceline_model::{Fit, FitOptions, Model, ModelManifest};
 
 fn options(epochs: usize) -> FitOptions {
     FitOptions { epochs, batch: 1, ..FitOptions::default() }
@@ -47,7 +47,7 @@ fn several_traces_of_different_size_make_one_model() {
     let mut done = 0.0;
     assert!(fit.pass(|share| done = share).is_some_and(|pass| pass.held_out.is_finite()));
     assert!((done - 1.0).abs() < 1e-9);
-    let manifest = Manifest::new(Vec::new(), 0, 0.0);
+    let manifest = ModelManifest::new(Vec::new(), 0, 0.0);
     let model = Arc::new(Model { weights: fit.best().clone(), manifest });
     assert!(Model::from_bytes(&model.to_bytes().expect("bytes")).is_ok());
 }

@@ -1,4 +1,4 @@
-//! A model at work on clusters whose truth is known.
+//! A tracker on clusters whose truth is known.
 
 mod common;
 
@@ -43,7 +43,7 @@ fn survival_falls_from_one_towards_zero() {
     }
 }
 
-/// Adaptation included: nothing depends on anything but what was seen.
+/// Adaptation included: predictions depend on the rounds alone.
 #[test]
 fn the_same_rounds_give_the_same_prediction_bit_for_bit() {
     let rounds = whole("nodes16-stalls:rounds=80", 2);
@@ -65,13 +65,13 @@ fn joint_draws_have_the_distribution_that_survival_says() {
         for above in [0.9, 0.5, 0.1] {
             let at = quantile(&tracker, worker as u32, above).ln() as f32;
             let found = draws.iter().filter(|draw| draw[worker] > at).count() as f64 / 4000.0;
-            // The few cases that survival is computed from blur it a little.
+            // Survival is computed from a few cases, which blurs it a little.
             assert!((found - above).abs() < 0.07, "worker {worker}: {found} above, not {above}");
         }
     }
 }
 
-/// Workers that nobody has seen, and workers that stay away, cost nothing.
+/// Workers that were never seen, and workers that stay away, cost nothing.
 #[test]
 fn workers_come_and_go() {
     let rounds = whole("lognormal:n=12,sigma=0.05,rounds=90", 4);
@@ -99,8 +99,8 @@ fn workers_come_and_go() {
     }
 }
 
-/// When the first of a node that has been slow before come late, the others of it are expected late
-/// as well, those of other nodes are not: the joint structure.
+/// When the first workers of a node that has been slow before arrive late, the node's others are
+/// expected late as well, those of other nodes are not: the joint structure.
 #[test]
 fn members_of_a_slow_node_are_expected_late_together() {
     let trace = trace("nodes158:n=40,nodes=4,rounds=600", 5);
@@ -149,7 +149,7 @@ fn the_bias_of_cutting_half_of_every_round_is_small() {
     assert!(worst(imputed) < 0.05, "{imputed:?}");
 }
 
-/// A late report mends what was only a bound.
+/// A late report replaces a lower bound.
 #[test]
 fn a_late_report_is_learned_from() {
     let rounds = whole("lognormal:n=8,sigma=0.03,rounds=60", 7);

@@ -10,7 +10,7 @@ pub(crate) fn trace(spec: &str, seed: u64) -> Trace {
     generate(&spec.parse().expect("a synthetic cluster"), seed)
 }
 
-/// One round, cut when `share` of the workers are in.
+/// One round, cut when `share` of the workers have arrived.
 pub(crate) fn seen(trace: &Trace, round: usize, share: f64) -> Seen {
     let cells: Vec<(u32, f64)> = trace
         .row(round)

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use paceline_model::{Fit, FitOptions, Manifest, Model, Pass, Source, hash};
+use paceline_model::{Fit, FitOptions, FitPass, FittedTrace, Model, ModelManifest, hash};
 use paceline_report::write_whole;
 use paceline_trace::{Trace, Unit};
 
@@ -120,7 +120,7 @@ pub(super) fn run(args: &FitArgs) -> Result<ExitCode> {
     drop(progress);
     let best = fit.held_out_by_best();
     ensure!(best.is_finite(), "nothing could be learned: no pass gave a finite bound");
-    let manifest = Manifest::new(sources, args.fit_seed, best);
+    let manifest = ModelManifest::new(sources, args.fit_seed, best);
     let model = Model { weights: fit.best().clone(), manifest };
     write_whole(&args.output, &model.to_bytes()?)?;
     eprintln!("wrote {}", args.output.display());
@@ -141,8 +141,8 @@ fn check_output(path: &Path) -> Result<()> {
     Ok(())
 }
 
-fn source(trace: &Trace, hash: String) -> Source {
-    Source {
+fn source(trace: &Trace, hash: String) -> FittedTrace {
+    FittedTrace {
         name: trace.name().to_owned(),
         workers: trace.workers().len(),
         rounds: trace.rounds(),
@@ -154,8 +154,8 @@ fn source(trace: &Trace, hash: String) -> Source {
     }
 }
 
-fn print(pass: &Pass, seconds: f64, json: bool) {
-    let Pass { epoch, fitted, held_out, best } = *pass;
+fn print(pass: &FitPass, seconds: f64, json: bool) {
+    let FitPass { epoch, fitted, held_out, best } = *pass;
     if json {
         let line = serde_json::json!({
             "pass": epoch, "fitted": fitted, "held_out": held_out, "best": best, "seconds": seconds,

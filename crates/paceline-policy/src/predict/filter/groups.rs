@@ -26,7 +26,7 @@ pub(super) struct GroupFactors {
 impl GroupFactors {
     /// The factor of a worker's group; 0 if it is in none.
     pub(super) fn factor(&self, worker: usize) -> f64 {
-        self.grouping.of(worker).map_or(0.0, |group| self.groups[group].factor)
+        self.grouping.group_of(worker).map_or(0.0, |group| self.groups[group].factor)
     }
 
     /// Resets every factor to its expectation for a new round.
