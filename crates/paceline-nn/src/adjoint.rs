@@ -1,4 +1,4 @@
-//! The way back of a gradient, from what comes out of a convolution to what goes in.
+//! The gradient of a convolution's input.
 
 use paceline_params::matmul::{Matrix, Output, multiply};
 
@@ -76,7 +76,7 @@ impl Turned {
     }
 }
 
-/// Each place's share by itself, and the shares added where they overlap; with larger strides they
+/// Computes each place's share alone and adds the shares where they overlap; with larger strides they
 /// overlap little, and a correlation would mostly multiply zeros.
 pub(crate) struct Scattered {
     inputs: usize,

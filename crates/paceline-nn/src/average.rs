@@ -2,7 +2,7 @@
 
 use crate::TensorSpec;
 use crate::layer::{Layer, Step, add_rows, fill_rows};
-use crate::rng::Stream;
+use crate::rng::RandomStream;
 
 /// The mean of each channel over all pixels.
 pub(crate) struct Average {
@@ -22,7 +22,7 @@ impl Layer for Average {
         vec![]
     }
 
-    fn init(&self, _rng: &mut Stream) -> Vec<f32> {
+    fn init(&self, _rng: &mut RandomStream) -> Vec<f32> {
         vec![]
     }
 

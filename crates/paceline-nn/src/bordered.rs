@@ -1,9 +1,9 @@
-//! An image as a kernel passes over it.
+//! An image with a border of zeros, for convolutions.
 
-/// The kernels of a convolution: how many, how large, and how far apart they are laid.
+/// The kernels of a convolution: their number, size and stride.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Filters {
-    /// Number of filters, and so of channels that come out.
+    /// Number of filters, and so of output channels.
     pub(crate) count: usize,
     /// Height and width in pixels; odd.
     pub(crate) side: usize,
@@ -13,7 +13,7 @@ pub(crate) struct Filters {
 
 /// An image inside a border of zeros, row by row, the channels of a pixel side by side.
 ///
-/// What a kernel covers in one of its rows is then contiguous wherever the kernel lies. Its places
+/// The values under one row of a kernel are then contiguous wherever the kernel lies. A kernel's places
 /// are those whose middle is a pixel of the image, starting from the first and `stride` apart.
 pub(crate) struct Bordered {
     values: Vec<f32>,
@@ -42,7 +42,7 @@ impl Bordered {
         }
     }
 
-    /// Puts what is inside the border into `image`.
+    /// Copies the pixels inside the border to `image`.
     pub(crate) fn copy_to(&self, image: &mut [f32]) {
         let (pitch, margin, row) = (self.pitch(), self.margin(), self.width * self.channels);
         let inside = self.values[margin..].chunks(pitch);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_inside_comes_out_again() {
+    fn an_image_is_copied_in_and_out_unchanged() {
         let image: Vec<f32> = (1..=30).map(|i| i as f32).collect();
         let mut bordered = bordered(1);
         bordered.set(&image);

@@ -6,10 +6,10 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::file::{MAX_BYTES, Reader, find};
-use crate::{CifarFault, DataError, DataShape, Dataset, Half};
+use crate::file::{DataReader, MAX_BYTES, find};
+use crate::{CifarFault, DataError, DataShape, Dataset, Split};
 
-/// What a folder is looked through for, in words.
+/// The file names, for error messages.
 pub(crate) const FILES: &str = "CIFAR-10's (data_batch_1.bin to data_batch_5.bin, test_batch.bin)";
 
 /// Bytes per record: the label and the pixels.
@@ -20,11 +20,11 @@ const PLANE: usize = 32 * 32;
 
 /// Whether `dir` has any of the files.
 pub(crate) fn recognises(dir: &Path) -> bool {
-    [Half::Train, Half::Test].into_iter().flat_map(stems).any(|stem| path(dir, stem).is_ok())
+    [Split::Train, Split::Test].into_iter().flat_map(stems).any(|stem| path(dir, stem).is_ok())
 }
 
 /// Loads one half from the files in `dir`.
-pub(crate) fn load(dir: &Path, half: Half) -> Result<Dataset, DataError> {
+pub(crate) fn load(dir: &Path, half: Split) -> Result<Dataset, DataError> {
     let (mut images, mut labels) = (Vec::new(), Vec::new());
     for stem in stems(half) {
         for record in read(&path(dir, stem)?)?.chunks_exact(RECORD) {
@@ -36,12 +36,12 @@ pub(crate) fn load(dir: &Path, half: Half) -> Result<Dataset, DataError> {
 }
 
 /// Names of the files of one half, without their endings.
-fn stems(half: Half) -> &'static [&'static str] {
+fn stems(half: Split) -> &'static [&'static str] {
     match half {
-        Half::Train => {
+        Split::Train => {
             &["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"]
         }
-        Half::Test => &["test_batch"],
+        Split::Test => &["test_batch"],
     }
 }
 
@@ -51,7 +51,7 @@ fn path(dir: &Path, stem: &str) -> Result<PathBuf, DataError> {
 
 /// The records of one file, whole and with labels that are classes.
 fn read(path: &Path) -> Result<Vec<u8>, DataError> {
-    let bytes = Reader::open(path)?.take(MAX_BYTES + 1)?;
+    let bytes = DataReader::open(path)?.take(MAX_BYTES + 1)?;
     let fault = |at: usize, fault| {
         Err(DataError::Cifar { path: path.to_owned(), offset: at as u64, fault })
     };

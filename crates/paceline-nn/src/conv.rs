@@ -5,7 +5,7 @@ use crate::adjoint::Adjoint;
 use crate::bordered::{Bordered, Filters};
 use crate::kernel::{LANES, Lanes, accumulate, correlate};
 use crate::layer::{Layer, Step, add_rows, uniform};
-use crate::rng::Stream;
+use crate::rng::RandomStream;
 
 /// A convolution with a border of zeros: one output per filter and place, so that images keep their
 /// height and width, divided by the stride and rounded up.
@@ -43,7 +43,7 @@ impl Conv {
         Self { gain, ..self }
     }
 
-    /// Height, width and channels of what comes out.
+    /// Height, width and channels of the output.
     pub(crate) fn size_out(&self) -> [usize; 3] {
         [self.image.rows(), self.image.columns(), self.filters.count]
     }
@@ -69,7 +69,7 @@ impl Layer for Conv {
         ]
     }
 
-    fn init(&self, rng: &mut Stream) -> Vec<f32> {
+    fn init(&self, rng: &mut RandomStream) -> Vec<f32> {
         let bound = self.gain / (self.image.patch() as f32).sqrt();
         uniform(rng, bound, self.weights(), self.filters.count)
     }

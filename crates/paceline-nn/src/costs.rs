@@ -1,4 +1,4 @@
-//! What samples cost: how long each takes, next to the others.
+//! Relative costs of samples: how long each takes to compute.
 
 use std::fmt;
 use std::fs;
@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::{DataError, rng::Stream};
+use crate::{DataError, rng::RandomStream};
 
 /// Where the costs of the training samples come from; written as a file's path or
 /// `lognormal:SIGMA`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CostSpec {
-    /// A text file with a number for every sample, its length for example, one a line.
+    /// A text file with one number per line and sample, for example its length.
     File(PathBuf),
     /// Drawn by seed, with this deviation of the logarithm.
     Lognormal(f64),
@@ -30,8 +30,8 @@ impl CostSpec {
     pub fn load(&self, samples: usize, seed: u64) -> Result<Arc<[f32]>, DataError> {
         match self {
             Self::Lognormal(sigma) => {
-                let mut dice = Stream::new(seed, &[COSTS]);
-                // Twelve uniform draws make a normal one, for this purpose.
+                let mut dice = RandomStream::new(seed, &[COSTS]);
+                // The sum of twelve uniform draws is close enough to a normal one.
                 let mut normal = || (0..12).map(|_| dice.unit()).sum::<f32>() - 6.0;
                 Ok((0..samples).map(|_| (*sigma as f32 * normal()).exp()).collect())
             }
@@ -68,9 +68,9 @@ impl FromStr for CostSpec {
         match text.strip_prefix("lognormal:") {
             Some(sigma) => match sigma.parse() {
                 Ok(sigma) if (0.0..=3.0).contains(&sigma) => Ok(Self::Lognormal(sigma)),
-                _ => Err(format!("`{text}`: a deviation from 0 to 3 comes after `lognormal:`")),
+                _ => Err(format!("`{text}`: expected a deviation from 0 to 3 after `lognormal:`")),
             },
-            None if text.is_empty() => Err("write a file's name, or lognormal:SIGMA".to_owned()),
+            None if text.is_empty() => Err("expected a file's name, or lognormal:SIGMA".to_owned()),
             None => Ok(Self::File(PathBuf::from(text))),
         }
     }
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn costs_are_read_from_lines_or_drawn_and_what_is_wrong_is_said() {
+    fn costs_are_read_from_lines_or_drawn_and_errors_name_the_fault() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lengths.txt");
         let load = |text: &str, samples| {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::DataError;
 
-/// What one sample of a data set looks like; a model is built for a shape.
+/// The shape of a data set's samples; a model is built for a shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DataShape {
     /// Channels per pixel: 1 is greyscale, 3 is red, green and blue.
@@ -40,7 +40,7 @@ impl fmt::Display for DataShape {
 /// Labelled images, sample by sample, row by row, the channels of a pixel side by side.
 ///
 /// Pixels stay bytes; they become `f32` only for the batch at hand (see [`Dataset::write_pixels`]),
-/// so a set costs a quarter of what it would as floats.
+/// so a set needs a quarter of the memory.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Dataset {
     name: String,
@@ -139,8 +139,8 @@ impl Dataset {
     ///
     /// Each image is shifted and scaled to mean 0 and standard deviation 1 (at least one grey level
     /// counts as deviation, so a blank image becomes zeros). Channels are taken together, so that an
-    /// image keeps its colours. No statistic of the set enters: every
-    /// worker normalises alike without having seen the whole of it.
+    /// image keeps its colours. No statistic of the set enters, so every worker normalises alike without
+    /// having seen the whole set.
     pub fn write_pixels(&self, samples: &[u32], out: &mut [f32]) {
         let pixels = self.shape.pixels();
         assert_eq!(out.len(), samples.len() * pixels, "one image per sample");

@@ -4,16 +4,16 @@
 //! 12 and 18 pixels across, tilted by up to 11 degrees, mostly light on dark but one in eight dark on
 //! light, among specks and noise.
 //!
-//! **Why a linear model fails.** A linear score is a weighted sum of pixels, so all it can learn of a
-//! class is one template. Here the classes' mean images are much alike: moving a shape about and
-//! changing its size smears its mean into a blob, and drawing it in the other polarity takes away
-//! from that. What tells the classes apart is how pixels *differ from their neighbours*, wherever
-//! that is: a hidden layer has to learn it place by place, a convolution learns it once. Test
+//! **Why a linear model fails.** A linear score is a weighted sum of pixels, so it can learn only one
+//! template per class. Here the classes' mean images are much alike: moving a shape about and
+//! changing its size smears its mean into a blob, and the other polarity cancels part of that. The
+//! classes differ in how pixels *differ from their neighbours*, anywhere in the image: a hidden layer
+//! has to learn it place by place, a convolution learns it once. Test
 //! accuracy: softmax regression stays near 34 %, the MLP near 86 %, the CNN passes 90 % in its second
 //! epoch and reaches 95 %.
 
-use crate::rng::Stream;
-use crate::{DataShape, Dataset, Half};
+use crate::rng::RandomStream;
+use crate::{DataShape, Dataset, Split};
 
 /// Samples in the training half.
 pub const TRAIN_SAMPLES: usize = 12_000;
@@ -27,7 +27,7 @@ pub const SHAPES: [&str; 10] =
 
 const SIDE: usize = 28;
 
-/// How far a shape may be from the middle, in pixels either way.
+/// Largest offset of a shape from the middle, in pixels either way.
 const REACH: f32 = 4.0;
 
 /// Specks per image.
@@ -38,25 +38,25 @@ const NOISE: f32 = 40.0;
 
 /// Makes one half; the same `seed` gives the same bytes on every platform, and the halves of one
 /// seed have no image in common but by chance.
-pub fn generate(half: Half, seed: u64) -> Dataset {
+pub fn generate(half: Split, seed: u64) -> Dataset {
     let (stream, len) = match half {
-        Half::Train => (0, TRAIN_SAMPLES),
-        Half::Test => (1, TEST_SAMPLES),
+        Split::Train => (0, TRAIN_SAMPLES),
+        Split::Test => (1, TEST_SAMPLES),
     };
     let mut images = vec![0; len * SIDE * SIDE];
     let mut labels = vec![0; len];
     for (index, (image, label)) in images.chunks_exact_mut(SIDE * SIDE).zip(&mut labels).enumerate()
     {
-        let mut rng = Stream::new(seed, &[stream, index as u64]);
+        let mut rng = RandomStream::new(seed, &[stream, index as u64]);
         *label = rng.below(SHAPES.len() as u32) as u8;
-        Scene::new(*label, &mut rng).draw(&mut rng, image);
+        DrawnShape::new(*label, &mut rng).draw(&mut rng, image);
     }
     let name = format!("embedded/{half}");
     Dataset::new(name, DataShape::MNIST, images, labels).expect("one label per image, below ten")
 }
 
 /// One shape somewhere on a background.
-struct Scene {
+struct DrawnShape {
     label: u8,
     centre: [f32; 2],
     /// Half the extent of the shape, in pixels.
@@ -69,8 +69,8 @@ struct Scene {
     contrast: f32,
 }
 
-impl Scene {
-    fn new(label: u8, rng: &mut Stream) -> Self {
+impl DrawnShape {
+    fn new(label: u8, rng: &mut RandomStream) -> Self {
         let radius = rng.between(6.0, 9.0);
         let mut place = || SIDE as f32 / 2.0 + rng.between(-REACH, REACH);
         let centre = [place(), place()];
@@ -88,7 +88,7 @@ impl Scene {
         }
     }
 
-    fn draw(&self, rng: &mut Stream, image: &mut [u8]) {
+    fn draw(&self, rng: &mut RandomStream, image: &mut [u8]) {
         let mut cover = [0.0; SIDE * SIDE];
         for (i, cover) in cover.iter_mut().enumerate() {
             *cover = self.cover(i % SIDE, i / SIDE);
@@ -113,7 +113,7 @@ impl Scene {
 }
 
 /// Puts a patch of two or three pixels a side, in either polarity, somewhere.
-fn speck(rng: &mut Stream, cover: &mut [f32]) {
+fn speck(rng: &mut RandomStream, cover: &mut [f32]) {
     let side = 2 + rng.below(2) as usize;
     let mut place = || rng.below((SIDE - side + 1) as u32) as usize;
     let (left, top) = (place(), place());
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn values_are_stable() {
-        let test = generate(Half::Test, 1);
+        let test = generate(Split::Test, 1);
         assert_eq!(test.labels()[..8], [5, 0, 2, 4, 1, 2, 2, 9]);
         assert_eq!(test.image(0)[..8], [146, 167, 146, 111, 144, 167, 100, 115]);
         assert_eq!(
@@ -180,14 +180,14 @@ mod tests {
 
     #[test]
     fn halves_and_seeds_have_nothing_in_common() {
-        let test = generate(Half::Test, 1);
-        assert_ne!(test.image(0), generate(Half::Train, 1).image(0));
-        assert_ne!(test.image(0), generate(Half::Test, 2).image(0));
+        let test = generate(Split::Test, 1);
+        assert_ne!(test.image(0), generate(Split::Train, 1).image(0));
+        assert_ne!(test.image(0), generate(Split::Test, 2).image(0));
     }
 
     #[test]
     fn classes_are_about_equally_frequent() {
-        let test = generate(Half::Test, 3);
+        let test = generate(Split::Test, 3);
         for label in 0..10 {
             let count = test.labels().iter().filter(|&&other| other == label).count();
             // Four standard deviations of a binomial with p = 0.1.

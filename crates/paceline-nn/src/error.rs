@@ -1,4 +1,4 @@
-//! What can be wrong with data.
+//! Errors of loading data.
 
 use std::fmt;
 use std::io;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::{DataShape, cifar, idx};
 
-/// Why a data set could not be had; messages read after "failed to load data: …".
+/// Why a data set could not be loaded; messages read after "failed to load data: …".
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// A directory has no file of any data set.
@@ -30,7 +30,7 @@ pub enum DataError {
         path: PathBuf,
         /// Bytes (after unzipping) that had been read before.
         offset: u64,
-        /// What the system said.
+        /// The operating system's error.
         #[source]
         error: io::Error,
     },
@@ -54,7 +54,7 @@ pub enum DataError {
         /// What is wrong there.
         fault: CifarFault,
     },
-    /// Pixels and labels do not go together.
+    /// The numbers of pixels and labels do not match.
     #[error("{name}: {bytes} bytes of images for {labels} labels, expected {pixels} for each")]
     Lengths {
         /// The set.
@@ -73,11 +73,11 @@ pub enum DataError {
         path: PathBuf,
         /// From 1.
         line: usize,
-        /// What stands there.
+        /// The line's text.
         found: String,
     },
-    /// A file of costs is of another data set.
-    #[error("{}: {found} costs for {samples} samples, expected one a line for each", .path.display())]
+    /// A file of costs belongs to another data set.
+    #[error("{}: {found} costs for {samples} samples, expected one line per sample", .path.display())]
     Costs {
         /// The file.
         path: PathBuf,
@@ -91,14 +91,14 @@ pub enum DataError {
     Label {
         /// The set.
         name: String,
-        /// The first sample with such a label.
+        /// The first sample with a bad label.
         index: usize,
         /// Its label.
         label: u8,
         /// Number of classes.
         classes: usize,
     },
-    /// Training and test images are not alike.
+    /// Training and test images differ in shape.
     #[error("training images are {train}, test images {test}")]
     Halves {
         /// Shape of the training half.
@@ -108,7 +108,7 @@ pub enum DataError {
     },
 }
 
-/// What is wrong at one place of an IDX file: what was expected, and what was found.
+/// A fault at one place of an IDX file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IdxFault {
     /// The two bytes at the start are not zero.
@@ -121,7 +121,7 @@ pub enum IdxFault {
         /// The type byte found; 0x08 is unsigned bytes.
         found: u8,
     },
-    /// Not the number of dimensions that images (3) or labels (1) have.
+    /// The number of dimensions is not that of images (3) or labels (1).
     Dimensions {
         /// Dimensions expected.
         expected: u8,
@@ -195,7 +195,7 @@ impl fmt::Display for IdxFault {
     }
 }
 
-/// What is wrong at one place of a CIFAR-10 file: what was expected, and what was found.
+/// A fault at one place of a CIFAR-10 file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CifarFault {
     /// The file ends before its first record or inside one.
@@ -232,7 +232,7 @@ impl fmt::Display for CifarFault {
         }
     }
 }
-/// Where in a file something went wrong, where that is not its beginning.
+/// The position of an I/O error in a file, unless it is the beginning.
 fn place(offset: u64) -> String {
     if offset > 0 { format!("byte {offset}: ") } else { String::new() }
 }

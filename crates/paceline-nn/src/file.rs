@@ -8,8 +8,8 @@ use flate2::read::MultiGzDecoder;
 
 use crate::DataError;
 
-/// The most data, in bytes, that a file may announce or hold: over five times MNIST's images, and
-/// an end to zip bombs.
+/// Most bytes that a file may announce or hold: over five times MNIST's images, and a limit for zip
+/// bombs.
 pub(crate) const MAX_BYTES: u64 = 256 << 20;
 
 /// The first file in `dir` that has one of the `names`.
@@ -20,14 +20,14 @@ pub(crate) fn find(dir: &Path, names: Vec<String>) -> Result<PathBuf, DataError>
     }
 }
 
-/// A plain or gzipped file that knows how far it has been read.
-pub(crate) struct Reader {
+/// A plain or gzipped file with its read offset.
+pub(crate) struct DataReader {
     path: PathBuf,
     offset: u64,
     bytes: Box<dyn Read>,
 }
 
-impl Reader {
+impl DataReader {
     /// Opens a file, gzipped if its name ends in `.gz`.
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
         let file = File::open(path).map_err(|error| read_error(path, 0, error))?;
@@ -50,8 +50,8 @@ impl Reader {
         self.offset
     }
 
-    /// Up to `len` bytes, fewer only at the end of the file. Memory grows with what is really
-    /// there, not with what a header announces.
+    /// Up to `len` bytes, fewer only at the end of the file. Memory grows with the bytes read, not with
+    /// the length that a header announces.
     pub(crate) fn take(&mut self, len: u64) -> Result<Vec<u8>, DataError> {
         let mut bytes = Vec::new();
         let outcome = (&mut self.bytes).take(len).read_to_end(&mut bytes);

@@ -5,10 +5,10 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::file::{MAX_BYTES, Reader, find};
-use crate::{DataError, DataShape, Dataset, Half, IdxFault};
+use crate::file::{DataReader, MAX_BYTES, find};
+use crate::{DataError, DataShape, Dataset, IdxFault, Split};
 
-/// What a folder is looked through for, in words.
+/// The file names, for error messages.
 pub(crate) const FILES: &str = "MNIST's (train-images-idx3-ubyte, train-labels-idx1-ubyte, \
                                 t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte)";
 
@@ -17,36 +17,37 @@ const CLASSES: usize = 10;
 
 const UNSIGNED_BYTES: u8 = 0x08;
 
-/// What is in a file.
-enum Kind {
+/// The content of a file.
+enum IdxKind {
     Images,
     Labels,
 }
 
 /// Whether `dir` has any of the files.
 pub(crate) fn recognises(dir: &Path) -> bool {
-    let has = |half| path(dir, half, Kind::Images).is_ok() || path(dir, half, Kind::Labels).is_ok();
-    has(Half::Train) || has(Half::Test)
+    let has =
+        |half| path(dir, half, IdxKind::Images).is_ok() || path(dir, half, IdxKind::Labels).is_ok();
+    has(Split::Train) || has(Split::Test)
 }
 
 /// Loads one half from the files in `dir`.
-pub(crate) fn load(dir: &Path, half: Half) -> Result<Dataset, DataError> {
-    let images = Idx::<3>::read(&path(dir, half, Kind::Images)?)?;
-    let labels = Idx::<1>::read(&path(dir, half, Kind::Labels)?)?;
+pub(crate) fn load(dir: &Path, half: Split) -> Result<Dataset, DataError> {
+    let images = Idx::<3>::read(&path(dir, half, IdxKind::Images)?)?;
+    let labels = Idx::<1>::read(&path(dir, half, IdxKind::Labels)?)?;
     labels.check_labels(images.dims[0])?;
     let [_, height, width] = images.dims;
     let shape = DataShape { channels: 1, height, width, classes: CLASSES };
     Dataset::new(format!("{}/{half}", dir.display()), shape, images.elements, labels.elements)
 }
 
-fn path(dir: &Path, half: Half, kind: Kind) -> Result<PathBuf, DataError> {
+fn path(dir: &Path, half: Split, kind: IdxKind) -> Result<PathBuf, DataError> {
     let prefix = match half {
-        Half::Train => "train",
-        Half::Test => "t10k",
+        Split::Train => "train",
+        Split::Test => "t10k",
     };
     let (kind, dims) = match kind {
-        Kind::Images => ("images", 3),
-        Kind::Labels => ("labels", 1),
+        IdxKind::Images => ("images", 3),
+        IdxKind::Labels => ("labels", 1),
     };
     let name = |dot, gz| format!("{prefix}-{kind}{dot}idx{dims}-ubyte{gz}");
     find(dir, vec![name("-", ""), name("-", ".gz"), name(".", ""), name(".", ".gz")])
@@ -63,10 +64,10 @@ impl<const D: usize> Idx<D> {
     const HEADER: u64 = 4 + 4 * D as u64;
 
     fn read(path: &Path) -> Result<Self, DataError> {
-        let mut reader = Reader::open(path)?;
+        let mut reader = DataReader::open(path)?;
         let dims = Self::read_header(&mut reader)?;
         let len = Self::elements(&reader, dims)?;
-        // One byte more than announced tells a file that goes on from one that ends.
+        // One byte more than announced reveals trailing data.
         let elements = reader.take(len + 1)?;
         let (found, end) = (elements.len() as u64, Self::HEADER + len);
         if found < len {
@@ -78,7 +79,7 @@ impl<const D: usize> Idx<D> {
         Ok(Self { path: reader.path().to_owned(), dims: dims.map(|dim| dim as usize), elements })
     }
 
-    fn read_header(reader: &mut Reader) -> Result<[u32; D], DataError> {
+    fn read_header(reader: &mut DataReader) -> Result<[u32; D], DataError> {
         let header = reader.take(Self::HEADER)?;
         let byte = |at: usize| header.get(at).copied();
         let end = reader.offset();
@@ -105,7 +106,7 @@ impl<const D: usize> Idx<D> {
     }
 
     /// Number of elements that the header announces, within bounds.
-    fn elements(reader: &Reader, dims: [u32; D]) -> Result<u64, DataError> {
+    fn elements(reader: &DataReader, dims: [u32; D]) -> Result<u64, DataError> {
         if let Some(index) = dims.iter().position(|&dim| dim == 0) {
             return Err(fault(reader, 4 + 4 * index as u64, IdxFault::Empty));
         }
@@ -134,6 +135,6 @@ impl Idx<1> {
     }
 }
 
-fn fault(reader: &Reader, offset: u64, fault: IdxFault) -> DataError {
+fn fault(reader: &DataReader, offset: u64, fault: IdxFault) -> DataError {
     DataError::Idx { path: reader.path().to_owned(), offset, fault }
 }

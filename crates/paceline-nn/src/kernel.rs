@@ -2,9 +2,9 @@
 //!
 //! A convolution through a library's matrix product has to copy every pixel 25 times first (im2col),
 //! and the products are too slim to repay it: measured, two thirds of the time went into copies.
-//! These loops keep a block of sums in registers and read images where they lie. `pulp` has them
-//! compiled for AVX-512, for AVX2 and for what the target guarantees, and asks the processor which
-//! to run. `N` is the number of vectors that make up `LANES`.
+//! These loops keep a block of sums in registers and read images in place. `pulp` compiles them for
+//! AVX-512, for AVX2 and for the target's baseline, and chooses by the processor at run time. `N` is
+//! the number of vectors that make up `LANES`.
 
 use bytemuck::cast;
 use pulp::{Arch, Scalar, Simd, WithSimd};
@@ -214,7 +214,7 @@ fn multiply_add<S: Simd, const N: usize>(
 mod tests {
     use super::*;
     use crate::bordered::Filters;
-    use crate::rng::Stream;
+    use crate::rng::RandomStream;
 
     /// A random image of `[height, width, channels]` under filters, with random weights (by group,
     /// then by value under the kernel) and output gradients.
@@ -229,7 +229,7 @@ mod tests {
 
     impl Case {
         fn new(size: [usize; 3], side: usize, stride: usize, groups: usize) -> Self {
-            let mut rng = Stream::new(2, &[]);
+            let mut rng = RandomStream::new(2, &[]);
             let filters = Filters { count: groups * LANES, side, stride };
             let mut image = Bordered::new(size, filters);
             let pixels: Vec<f32> =

@@ -1,7 +1,7 @@
 //! One step of a network.
 
 use crate::TensorSpec;
-use crate::rng::Stream;
+use crate::rng::RandomStream;
 
 /// A step that maps a batch of samples to a batch of samples.
 ///
@@ -9,28 +9,28 @@ use crate::rng::Stream;
 /// - `x` holds a whole number of samples of [`inputs`](Self::inputs) values each, one after the
 ///   other, and `y` the same number of samples of [`outputs`](Self::outputs).
 /// - `params` and `grad` hold the layer's own tensors in order.
-/// - [`backward`](Self::backward) looks back on the latest call of [`forward`](Self::forward): a
-///   layer may keep what it has computed in between.
-/// - An image lies row by row, and the channels of a pixel side by side, so that what a kernel
-///   covers in one row is contiguous.
+/// - [`backward`](Self::backward) refers to the latest call of [`forward`](Self::forward): a layer may
+///   keep intermediate results in between.
+/// - An image is stored row by row, and the channels of a pixel side by side, so that the values under
+///   one row of a kernel are contiguous.
 pub(crate) trait Layer: Send {
-    /// The layer's tensors in order; none if it has nothing to learn.
+    /// The layer's tensors in order; none if it has no parameters.
     fn tensors(&self) -> Vec<TensorSpec>;
 
     /// Initial values of the tensors.
-    fn init(&self, rng: &mut Stream) -> Vec<f32>;
+    fn init(&self, rng: &mut RandomStream) -> Vec<f32>;
 
-    /// Values per sample that go in.
+    /// Input values per sample.
     fn inputs(&self) -> usize;
 
-    /// Values per sample that come out.
+    /// Output values per sample.
     fn outputs(&self) -> usize;
 
-    /// Computes `y` from `x`; whatever `y` held is overwritten.
+    /// Computes `y` from `x`, overwriting `y`.
     fn forward(&mut self, params: &[f32], x: &[f32], y: &mut [f32]);
 
-    /// *Adds* the gradient of the parameters to `grad` and, if it is asked for, overwrites `dx` with
-    /// that of the input.
+    /// *Adds* the gradient of the parameters to `grad` and, if requested, overwrites `dx` with that of
+    /// the input.
     fn backward(
         &mut self,
         params: &[f32],
@@ -40,13 +40,13 @@ pub(crate) trait Layer: Send {
     );
 }
 
-/// What a layer looks back on.
+/// A forward step that a layer differentiates.
 pub(crate) struct Step<'a> {
     /// The input of the forward step.
     pub(crate) x: &'a [f32],
     /// Its output.
     pub(crate) y: &'a [f32],
-    /// Gradient of the loss with respect to `y`; may be scribbled on.
+    /// Gradient of the loss with respect to `y`; may be overwritten.
     pub(crate) dy: &'a mut [f32],
 }
 
@@ -54,7 +54,12 @@ pub(crate) struct Step<'a> {
 ///
 /// A bound of 1/√fan-in is a third of the variance that keeps a linear signal (LeCun et al. 1998,
 /// §4.6): max-pooling picks the largest of four, which raises it again.
-pub(crate) fn uniform(rng: &mut Stream, bound: f32, weights: usize, biases: usize) -> Vec<f32> {
+pub(crate) fn uniform(
+    rng: &mut RandomStream,
+    bound: f32,
+    weights: usize,
+    biases: usize,
+) -> Vec<f32> {
     let weights = (0..weights).map(|_| rng.between(-bound, bound));
     weights.chain(std::iter::repeat_n(0.0, biases)).collect()
 }
@@ -66,7 +71,7 @@ pub(crate) fn rectify(y: &mut [f32]) {
     }
 }
 
-/// Lets no gradient pass where the rectifier cut, which gave `y`.
+/// Zeroes the gradient where the rectifier, whose output is `y`, was inactive.
 pub(crate) fn stop_rectified(y: &[f32], dy: &mut [f32]) {
     for (dy, &y) in dy.iter_mut().zip(y) {
         *dy = if y > 0.0 { *dy } else { 0.0 };
@@ -90,17 +95,17 @@ pub(crate) fn fill_rows(rows: &mut [f32], row: &[f32]) {
 }
 
 /// Checks the gradients of a layer, at random parameters and inputs of three samples, against the
-/// slopes of a random weighing of its outputs: of each tensor and of the input along its gradient,
+/// slopes of a random weighted sum of its outputs along the gradient of each tensor and of the input,
 /// where it rises by the gradient's norm.
 #[cfg(test)]
 #[track_caller]
 pub(crate) fn check_gradients(layer: &mut dyn Layer) {
     const SAMPLES: usize = 3;
-    let mut rng = Stream::new(7, &[]);
+    let mut rng = RandomStream::new(7, &[]);
     let mut random = |len: usize| (0..len).map(|_| rng.between(-0.3, 0.3)).collect::<Vec<f32>>();
     let lens: Vec<usize> = layer.tensors().iter().map(TensorSpec::len).collect();
     let inputs = SAMPLES * layer.inputs();
-    // Parameters and inputs in one vector, so that they are moved alike.
+    // Parameters and inputs in one vector, so that both are moved alike.
     let point = random(lens.iter().sum::<usize>() + inputs);
     let mut y = vec![f32::NAN; SAMPLES * layer.outputs()];
     let weighing = random(y.len());

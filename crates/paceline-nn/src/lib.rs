@@ -39,6 +39,6 @@ pub use dataset::{DataShape, Dataset};
 pub use error::{CifarFault, DataError, IdxFault};
 pub use model::{Evaluation, KeptParams, LossSum, Model, ModelError, build, total_elements};
 pub use paceline_params::TensorSpec;
-pub use source::{Data, DataSource, Half};
+pub use source::{Data, DataSource, Split};
 pub use spec::ModelSpec;
 pub use threads::single_threaded;

@@ -2,7 +2,7 @@
 
 use crate::TensorSpec;
 use crate::layer::{Layer, Step, add_rows, fill_rows, rectify, stop_rectified, uniform};
-use crate::rng::Stream;
+use crate::rng::RandomStream;
 use paceline_params::matmul::{Matrix, Output, multiply};
 
 /// y = x·W + b, with or without a rectifier after it; W is inputs × outputs.
@@ -37,7 +37,7 @@ impl Layer for Linear {
         ]
     }
 
-    fn init(&self, rng: &mut Stream) -> Vec<f32> {
+    fn init(&self, rng: &mut RandomStream) -> Vec<f32> {
         let bound = 1.0 / (self.inputs as f32).sqrt();
         uniform(rng, bound, self.weights(), self.outputs)
     }

@@ -1,11 +1,11 @@
-//! What every model can do: flat parameters in, summed gradients out.
+//! The interface of models: flat parameters in, summed gradients out.
 
 use std::ops::Deref;
 
 use crate::synthetic::Synthetic;
 use crate::{DataShape, Dataset, ModelSpec, TensorSpec, zoo};
 
-/// All parameters, where somebody else keeps them.
+/// All parameters, in memory that the model does not own.
 pub type KeptParams = Box<dyn Deref<Target = [f32]> + Send>;
 
 /// A model that a worker differentiates and an observer evaluates.
@@ -15,7 +15,7 @@ pub type KeptParams = Box<dyn Deref<Target = [f32]> + Send>;
 ///   [`tensors`](Self::tensors); any other length panics.
 /// - [`gradient`](Self::gradient) *adds* a *sum* over samples, so calls over the parts of a batch,
 ///   on one worker or on many, add up to the gradient of the batch (up to rounding), and dividing by
-///   the samples behind it gives the mean.
+///   the number of samples gives the mean.
 /// - A model computes on the calling thread alone. The same parameters and samples give the same
 ///   bits; a processor with other instructions may round differently.
 /// - No method draws random numbers except [`init`](Self::init), from its seed.
@@ -30,13 +30,13 @@ pub trait Model: Send {
     /// they are zero.
     fn load(&mut self, at: usize, params: &[f32]);
 
-    /// The same for all of them, which stay as they are until `params` is dropped: who can keep them need
-    /// not copy them.
+    /// Takes `params` as all parameters, which do not change until `params` is dropped. A model that
+    /// can use them in place need not copy them.
     fn keep(&mut self, params: KeptParams) {
         self.load(0, &params);
     }
 
-    /// Drops what it keeps. What is loaded next is all parameters.
+    /// Drops the parameters of [`keep`](Self::keep). The next load is of all parameters.
     fn let_go(&mut self) {}
 
     /// Adds the gradient of the loss summed over `samples` (indices into `data`, repeats allowed)
@@ -44,11 +44,11 @@ pub trait Model: Send {
     /// was built for.
     fn gradient(&mut self, data: &Dataset, samples: &[u32], grad: &mut [f32]) -> LossSum {
         let sum = self.gradient_while(data, samples, grad, &|| true);
-        sum.expect("what is wanted to the end is done to the end")
+        sum.expect("a gradient that stays wanted is computed to the end")
     }
 
-    /// The same for as long as it is `wanted`, which is asked often. `None` if that ended: `grad` then
-    /// holds nothing of value.
+    /// Like [`gradient`](Self::gradient) for as long as it is `wanted`, which is called often. `None` if
+    /// it was stopped: `grad` is then invalid.
     fn gradient_while(
         &mut self,
         data: &Dataset,
@@ -102,31 +102,31 @@ pub struct Evaluation {
     pub accuracy: f64,
 }
 
-/// Why there is no such model.
+/// Why a model cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModelError {
-    /// No model has this name.
+    /// The model is unknown.
     #[error("unknown model {text:?}, expected softmax, mlp, cnn, resnet or synthetic:N")]
     Unknown {
-        /// What was asked for.
+        /// The text given.
         text: String,
     },
     /// Not a number of parameters.
     #[error("bad number of parameters {text:?}, expected 1 to {max}")]
     Params {
-        /// What was asked for.
+        /// The text given.
         text: String,
         /// The largest number.
         max: usize,
     },
-    /// The model cannot take such images.
+    /// The images are too small for the model.
     #[error("{model} needs images of at least {side}×{side}, the data is {shape}")]
     Images {
         /// The model.
         model: ModelSpec,
         /// The least height and width.
         side: usize,
-        /// What the data is.
+        /// The shape of the data.
         shape: DataShape,
     },
 }
@@ -135,7 +135,7 @@ pub enum ModelError {
 ///
 /// # Errors
 ///
-/// Fails if the model cannot take such images.
+/// Fails if the images are too small for the model.
 pub fn build(spec: ModelSpec, shape: DataShape) -> Result<Box<dyn Model>, ModelError> {
     Ok(match spec {
         ModelSpec::Softmax => Box::new(zoo::softmax(shape)),

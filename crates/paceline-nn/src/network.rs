@@ -1,15 +1,14 @@
-//! Layers in sequence: the models that learn.
+//! Feed-forward networks: layers in sequence.
 
 use crate::layer::{Layer, Step};
 use crate::loss::cross_entropy;
 use crate::params::Params;
-use crate::rng::Stream;
+use crate::rng::RandomStream;
 use crate::{
     DataShape, Dataset, Evaluation, KeptParams, LossSum, Model, TensorSpec, total_elements,
 };
 
-/// What may pass between layers for the samples that go through them together, in bytes: about what
-/// a core has of cache to itself.
+/// Most bytes of activations of the samples that pass the layers together: about a core's own cache.
 const CACHE: usize = 1 << 20;
 
 /// A feed-forward network with a softmax cross-entropy loss.
@@ -18,8 +17,8 @@ pub(crate) struct Network {
     tensors: Vec<TensorSpec>,
     params: Params,
     stages: Vec<Stage>,
-    /// Samples that go through all layers together: few enough for the cache, enough that the
-    /// products of the linear layers are worth it.
+    /// Samples that pass all layers together: few enough for the cache, many enough for efficient
+    /// matrix products.
     tile: usize,
     input: Vec<f32>,
     labels: Vec<u8>,
@@ -53,8 +52,8 @@ impl Network {
         Self { shape, tensors, params, stages, tile, input: vec![], labels: vec![] }
     }
 
-    /// Takes `samples` through all layers and leaves the gradient of the scores in the last one, if
-    /// that is `wanted` layer after layer.
+    /// Takes `samples` through all layers and leaves the gradient of the scores in the last one; stops
+    /// at a layer if it is no longer `wanted`.
     fn forward(
         &mut self,
         data: &Dataset,
@@ -80,7 +79,7 @@ impl Network {
         })
     }
 
-    /// Takes the gradient of the scores back through all layers, if that is `wanted`.
+    /// Takes the gradient of the scores back through all layers, as long as it is `wanted`.
     fn backward(&mut self, grad: &mut [f32], wanted: &dyn Fn() -> bool) -> Option<()> {
         let mut stages = &mut self.stages[..];
         while let Some((Stage { layer, start, end, y, dy }, before)) = stages.split_last_mut() {
@@ -103,7 +102,7 @@ impl Model for Network {
     }
 
     fn init(&self, seed: u64) -> Vec<f32> {
-        let streams = (0..).map(|index| Stream::new(seed, &[index]));
+        let streams = (0..).map(|index| RandomStream::new(seed, &[index]));
         let layers = self.stages.iter().zip(streams);
         layers.flat_map(|(stage, mut rng)| stage.layer.init(&mut rng)).collect()
     }

@@ -3,7 +3,7 @@
 use crate::TensorSpec;
 use crate::kernel::{LANES, Lanes};
 use crate::layer::{Layer, Step};
-use crate::rng::Stream;
+use crate::rng::RandomStream;
 
 /// Halves height and width: for each of [`LANES`] channels the largest of each 2×2 block, or zero if
 /// that is larger (the same as a rectifier before or after the pooling). An odd last row or column
@@ -37,7 +37,7 @@ impl Layer for Pool {
         vec![]
     }
 
-    fn init(&self, _rng: &mut Stream) -> Vec<f32> {
+    fn init(&self, _rng: &mut RandomStream) -> Vec<f32> {
         vec![]
     }
 
@@ -72,7 +72,7 @@ impl Layer for Pool {
         let (x, dx) = (step.x.as_chunks().0, dx.as_chunks_mut().0);
         let outputs = step.y.as_chunks().0.iter().zip(step.dy.as_chunks::<LANES>().0);
         for ([upper, lower], (y, dy)) in self.blocks(samples).zip(outputs) {
-            // None of the gradient passes where the rectifier cut.
+            // No gradient passes where the rectifier was inactive.
             let mut left = std::array::from_fn(|i| if y[i] > 0.0 { dy[i] } else { 0.0 });
             for at in [upper, upper + 1, lower, lower + 1] {
                 dx[at] = claim(&x[at], y, &mut left);
@@ -84,13 +84,12 @@ impl Layer for Pool {
 /// The largest of four values and zero, channel by channel.
 #[inline]
 fn largest([a, b, c, d]: [&Lanes; 4]) -> Lanes {
-    // Comparisons instead of `f32::max`, which takes care of NaN and does not become one instruction.
+    // Comparisons instead of `f32::max`, which handles NaN and so is more than one instruction.
     let max = |a: f32, b: f32| if a > b { a } else { b };
     std::array::from_fn(|i| max(max(max(a[i], b[i]), max(c[i], d[i])), 0.0))
 }
 
-/// What `x` gets of the gradient that is left: all of it if it is the largest, and nothing is left
-/// then for those after it that are as large.
+/// The gradient for `x`: all that is left if `x` is the largest; equal values after it then get none.
 #[inline]
 fn claim(x: &Lanes, y: &Lanes, left: &mut Lanes) -> Lanes {
     std::array::from_fn(|i| {

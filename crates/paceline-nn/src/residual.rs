@@ -1,22 +1,21 @@
 //! Residual blocks.
 //!
-//! A block adds to its input what two convolutions say of it. Published blocks normalise by
-//! statistics of the batch; here a batch is cut into micro-batches and spread over workers, and a
-//! round may be cut as well, so such statistics, and with them the gradient of a sample, would depend
-//! on who computes what. So what goes into a convolution is standardised sample by sample
-//! ([`Standard`]), which involves no other sample.
+//! A block adds the output of two convolutions to its input. Published blocks normalise by statistics
+//! of the batch; here a batch is split into micro-batches and spread over workers, and a round may be
+//! cut as well, so batch statistics, and with them the gradient of a sample, would depend on which
+//! worker computes which samples. So inputs of convolutions are standardised per sample ([`Standard`]).
 //!
 //! Schemes without any normalisation were tried first: branches that start at zero by a learned
 //! factor (SkipInit: De and Smith 2020) or by their last weights (as in Fixup: Zhang et al. 2019, but
 //! without its further scalars). After two epochs of the embedded set, with one seed and rates from
-//! 0.02 to 0.1, 12 of 20 such settings were below 25 % and the best was at 80 %; the four that were
-//! standardised were at 51 to 73 %. That is a reason to prefer it, not a measurement of either.
+//! 0.02 to 0.1, 12 of 20 settings of these schemes were below 25 % and the best was at 80 %; the four
+//! with standardisation were at 51 to 73 %. That is a reason to prefer it, not a measurement of either.
 
 use crate::TensorSpec;
 use crate::bordered::Filters;
 use crate::conv::Conv;
 use crate::layer::{Layer, Step, add_rows};
-use crate::rng::Stream;
+use crate::rng::RandomStream;
 use crate::standard::Standard;
 use crate::total_elements;
 
@@ -36,20 +35,20 @@ pub(crate) struct Residual {
     shortcut: Option<Conv>,
     /// Parameters of the two convolutions.
     lens: [usize; 2],
-    /// What goes into the first convolution, what comes out of it, what goes into the second.
-    steps: [Trace; 3],
-    /// Room for what a convolution in the shortcut gives, or hands back.
+    /// Input and output of the first convolution, and input of the second.
+    steps: [Activations; 3],
+    /// Buffer for the output, or the input gradient, of a convolution in the shortcut.
     spare: Vec<f32>,
 }
 
 /// Values inside a block, and their gradient.
 #[derive(Default)]
-struct Trace {
+struct Activations {
     values: Vec<f32>,
     gradient: Vec<f32>,
 }
 
-impl Trace {
+impl Activations {
     fn resize(&mut self, len: usize) {
         self.values.resize(len, 0.0);
         self.gradient.resize(len, 0.0);
@@ -77,7 +76,7 @@ impl Residual {
         }
     }
 
-    /// Height, width and channels of what comes out.
+    /// Height, width and channels of the output.
     pub(crate) fn size_out(&self) -> [usize; 3] {
         self.convs[1].size_out()
     }
@@ -95,7 +94,7 @@ impl Layer for Residual {
         self.convs.iter().chain(&self.shortcut).flat_map(Layer::tensors).collect()
     }
 
-    fn init(&self, rng: &mut Stream) -> Vec<f32> {
+    fn init(&self, rng: &mut RandomStream) -> Vec<f32> {
         self.convs.iter().chain(&self.shortcut).flat_map(|conv| conv.init(rng)).collect()
     }
 
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_whose_convolutions_say_nothing_changes_nothing() {
+    fn a_block_whose_convolutions_give_zeros_changes_nothing() {
         let mut block = Residual::new("block", [4, 4, 16], 16, 1);
         let params = vec![0.0; total_elements(&block.tensors())];
         let x: Vec<f32> = (0..256).map(|i| i as f32).collect();

@@ -7,10 +7,10 @@ use rand::rngs::Xoshiro256PlusPlus;
 /// A stream of random numbers named by a seed and a list of labels.
 ///
 /// Draws use integers and correctly rounded `f32` operations only, and never the sampling code of a
-/// library, so that a value once drawn stays what it was.
-pub(crate) struct Stream(Xoshiro256PlusPlus);
+/// library, so that drawn values never change.
+pub(crate) struct RandomStream(Xoshiro256PlusPlus);
 
-impl Stream {
+impl RandomStream {
     /// The stream of `seed` at `labels`; streams with different labels are unrelated.
     pub(crate) fn new(seed: u64, labels: &[u64]) -> Self {
         let key = labels.iter().fold(splitmix(seed), |key, &label| splitmix(key ^ splitmix(label)));
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn streams_are_stable_and_depend_on_every_label() {
-        let first = |seed, labels: &[u64]| Stream::new(seed, labels).bits();
+        let first = |seed, labels: &[u64]| RandomStream::new(seed, labels).bits();
         assert_eq!(first(1, &[2, 3]), first(1, &[2, 3]));
         let others = [first(1, &[2, 4]), first(1, &[3, 2]), first(2, &[2, 3]), first(1, &[2])];
         assert!(others.iter().all(|&other| other != first(1, &[2, 3])));
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn draws_stay_in_their_ranges() {
-        let mut stream = Stream::new(7, &[]);
+        let mut stream = RandomStream::new(7, &[]);
         let mut sum = 0.0;
         for _ in 0..10_000 {
             assert!(stream.below(10) < 10);

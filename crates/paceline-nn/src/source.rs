@@ -1,4 +1,4 @@
-//! Where data comes from, and loading one half of it or both.
+//! Sources of data, and loading of the training and test splits.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -7,16 +7,16 @@ use std::str::FromStr;
 
 use crate::{DataError, Dataset, cifar, embedded, idx};
 
-/// The training or the test half of a data set.
+/// A split of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Half {
+pub enum Split {
     /// Samples to learn from.
     Train,
     /// Samples to measure accuracy on.
     Test,
 }
 
-impl fmt::Display for Half {
+impl fmt::Display for Split {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Train => "train",
@@ -25,7 +25,7 @@ impl fmt::Display for Half {
     }
 }
 
-/// Where data comes from; written `embedded` or as a directory's path.
+/// A source of data; written `embedded` or as a directory's path.
 ///
 /// A directory called `embedded` can be named as `./embedded`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -34,7 +34,7 @@ pub enum DataSource {
     #[default]
     Embedded,
     /// A directory with the four IDX files of MNIST or Fashion-MNIST, or the six binary files of
-    /// CIFAR-10, plain or gzipped; which, its file names say. IDX files go first.
+    /// CIFAR-10, plain or gzipped, recognised by their names. IDX files take precedence.
     Dir(PathBuf),
 }
 
@@ -44,7 +44,7 @@ impl DataSource {
     /// # Errors
     ///
     /// Fails if a file is missing, unreadable or not what its name says.
-    pub fn load(&self, half: Half, seed: u64) -> Result<Dataset, DataError> {
+    pub fn load(&self, half: Split, seed: u64) -> Result<Dataset, DataError> {
         match self {
             Self::Embedded => Ok(embedded::generate(half, seed)),
             Self::Dir(dir) if idx::recognises(dir) => idx::load(dir, half),
@@ -90,8 +90,8 @@ impl Data {
     ///
     /// As [`DataSource::load`], and if the halves differ in shape.
     pub fn load(source: &DataSource, seed: u64) -> Result<Self, DataError> {
-        let train = source.load(Half::Train, seed)?;
-        let test = source.load(Half::Test, seed)?;
+        let train = source.load(Split::Train, seed)?;
+        let test = source.load(Split::Test, seed)?;
         if train.shape() != test.shape() {
             return Err(DataError::Halves { train: train.shape(), test: test.shape() });
         }

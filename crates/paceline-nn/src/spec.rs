@@ -1,4 +1,4 @@
-//! Which model to train, as written on a command line.
+//! Names of models, as written on the command line.
 
 use std::fmt;
 use std::str::FromStr;
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_text_and_what_would_do() {
+    fn errors_name_the_text_and_what_is_expected() {
         let message = |text: &str| text.parse::<ModelSpec>().unwrap_err().to_string();
         assert_eq!(
             message("transformer"),

@@ -3,7 +3,7 @@
 use crate::TensorSpec;
 use crate::kernel::LANES;
 use crate::layer::{Layer, Step, rectify, stop_rectified};
-use crate::rng::Stream;
+use crate::rng::RandomStream;
 
 /// Each sample shifted and scaled to mean 0 and deviation 1 over all its values, then rectified:
 /// group normalisation with a single group and nothing to learn (Wu and He 2018).
@@ -14,11 +14,11 @@ pub(crate) struct Standard {
     moments: Vec<[f32; 2]>,
 }
 
-/// What is added to the variance, so that a blank sample does not become noise.
+/// Added to the variance, so that a blank sample does not become noise.
 const LEAST: f32 = 1e-5;
 
 impl Standard {
-    /// A layer for samples of so many values.
+    /// A layer for samples of `values` values.
     pub(crate) fn new(values: usize) -> Self {
         assert!(values.is_multiple_of(LANES), "values come in groups");
         Self { values, moments: vec![] }
@@ -37,7 +37,7 @@ impl Layer for Standard {
         vec![]
     }
 
-    fn init(&self, _rng: &mut Stream) -> Vec<f32> {
+    fn init(&self, _rng: &mut RandomStream) -> Vec<f32> {
         vec![]
     }
 

@@ -66,11 +66,11 @@ impl Model for Synthetic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Half, embedded};
+    use crate::{Split, embedded};
 
     #[test]
     fn gradient_is_constant_however_often_it_is_asked_for() {
-        let data = embedded::generate(Half::Test, 0);
+        let data = embedded::generate(Split::Test, 0);
         let mut model = Synthetic::new(1000);
         let mut grad = vec![0.0; 1000];
         for _ in 0..3 {

@@ -4,7 +4,7 @@ use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::module::{conv2d, max_pool2d};
 use burn::tensor::ops::{ConvOptions, MaxPoolOptions};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
-use paceline_nn::{Dataset, Half, ModelSpec, TensorSpec, build, embedded};
+use paceline_nn::{Dataset, ModelSpec, Split, TensorSpec, build, embedded};
 
 const SAMPLES: [u32; 12] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8];
 
@@ -124,7 +124,7 @@ fn reference(
 
 #[test]
 fn every_model_agrees_with_burn() {
-    let data = embedded::generate(Half::Test, 9).head(10);
+    let data = embedded::generate(Split::Test, 9).head(10);
     for spec in [ModelSpec::Softmax, ModelSpec::Mlp, ModelSpec::Cnn, ModelSpec::Resnet] {
         let mut model = build(spec, data.shape()).unwrap();
         let params = model.init(4);

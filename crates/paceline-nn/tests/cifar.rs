@@ -5,7 +5,7 @@ use std::io::Write;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use paceline_nn::{CifarFault, Data, DataError, DataShape, DataSource, Dataset, Half};
+use paceline_nn::{CifarFault, Data, DataError, DataShape, DataSource, Dataset, Split};
 use tempfile::TempDir;
 
 const RECORD: usize = 3073;
@@ -27,7 +27,7 @@ fn folder() -> TempDir {
     dir
 }
 
-fn load(dir: &TempDir, half: Half) -> Result<Dataset, DataError> {
+fn load(dir: &TempDir, half: Split) -> Result<Dataset, DataError> {
     DataSource::Dir(dir.path().to_owned()).load(half, 0)
 }
 
@@ -37,7 +37,7 @@ fn check(bytes: &[u8], offset: u64, fault: &CifarFault, message: &str) {
     let dir = folder();
     let name = dir.path().join("data_batch_2.bin");
     fs::write(&name, bytes).unwrap();
-    let error = load(&dir, Half::Train).unwrap_err();
+    let error = load(&dir, Split::Train).unwrap_err();
     assert_eq!(error.to_string(), format!("{}: byte {offset}: {message}", name.display()));
     match error {
         DataError::Cifar { path, offset: found, fault: found_fault } => {
@@ -64,7 +64,7 @@ fn batches_follow_each_other_and_the_colours_of_a_pixel_lie_side_by_side() {
 #[test]
 fn zipped_files_give_the_same_set() {
     let dir = folder();
-    let plain = load(&dir, Half::Train).unwrap();
+    let plain = load(&dir, Split::Train).unwrap();
     for batch in [1, 4] {
         let name = dir.path().join(format!("data_batch_{batch}.bin"));
         let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
@@ -72,7 +72,7 @@ fn zipped_files_give_the_same_set() {
         fs::write(name.with_extension("bin.gz"), encoder.finish().unwrap()).unwrap();
         fs::remove_file(name).unwrap();
     }
-    assert_eq!(load(&dir, Half::Train).unwrap(), plain);
+    assert_eq!(load(&dir, Split::Train).unwrap(), plain);
 }
 
 #[test]
@@ -108,27 +108,27 @@ fn faults_name_the_file_the_byte_and_what_was_expected() {
 fn a_missing_batch_is_named() {
     let dir = folder();
     fs::remove_file(dir.path().join("data_batch_3.bin")).unwrap();
-    let error = load(&dir, Half::Train).unwrap_err().to_string();
+    let error = load(&dir, Split::Train).unwrap_err().to_string();
     let place = dir.path().display();
     assert_eq!(
         error,
         format!("no data_batch_3.bin in {place} (also looked for data_batch_3.bin.gz)")
     );
-    assert!(load(&dir, Half::Test).is_ok(), "the test half is there");
+    assert!(load(&dir, Split::Test).is_ok(), "the test half is there");
 }
 
 #[test]
 fn a_folder_with_idx_files_stays_mnist() {
     let dir = folder();
     fs::write(dir.path().join("t10k-labels-idx1-ubyte"), []).unwrap();
-    let error = load(&dir, Half::Train).unwrap_err().to_string();
+    let error = load(&dir, Split::Train).unwrap_err().to_string();
     assert!(error.starts_with("no train-images-idx3-ubyte"), "{error}");
 }
 
 #[test]
 fn a_folder_with_neither_is_told_what_was_looked_for() {
     let dir = TempDir::new().unwrap();
-    let error = load(&dir, Half::Test).unwrap_err().to_string();
+    let error = load(&dir, Split::Test).unwrap_err().to_string();
     assert_eq!(
         error,
         format!(

@@ -1,13 +1,13 @@
 //! Laws of every model's gradient.
 
-use paceline_nn::{DataShape, Dataset, Half, LossSum, Model, ModelSpec, build, embedded};
+use paceline_nn::{DataShape, Dataset, LossSum, Model, ModelSpec, Split, build, embedded};
 use paceline_nn::{TensorSpec, total_elements};
 
 const MODELS: [ModelSpec; 4] =
     [ModelSpec::Softmax, ModelSpec::Mlp, ModelSpec::Cnn, ModelSpec::Resnet];
 
 fn data() -> Dataset {
-    embedded::generate(Half::Test, 5).head(80)
+    embedded::generate(Split::Test, 5).head(80)
 }
 
 /// A few images in colour.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use paceline_nn::{Data, DataError, DataShape, DataSource, Half, IdxFault};
+use paceline_nn::{Data, DataError, DataShape, DataSource, IdxFault, Split};
 use tempfile::TempDir;
 
 /// Two images of 2×3 and their labels, as the bytes of the two files.
@@ -44,7 +44,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-fn load(dir: &TempDir, half: Half) -> Result<paceline_nn::Dataset, DataError> {
+fn load(dir: &TempDir, half: Split) -> Result<paceline_nn::Dataset, DataError> {
     DataSource::Dir(dir.path().to_owned()).load(half, 0)
 }
 
@@ -53,7 +53,7 @@ fn load(dir: &TempDir, half: Half) -> Result<paceline_nn::Dataset, DataError> {
 fn check(files: &Files, name: &str, offset: u64, fault: &IdxFault, message: &str) {
     let dir = TempDir::new().unwrap();
     files.write(dir.path());
-    let error = load(&dir, Half::Train).unwrap_err();
+    let error = load(&dir, Split::Train).unwrap_err();
     assert_eq!(
         error.to_string(),
         format!("{}: byte {offset}: {message}", dir.path().join(name).display())
@@ -167,7 +167,7 @@ fn every_accepted_name_plain_or_zipped_gives_the_same_set() {
     let files = Files::default();
     let dir = TempDir::new().unwrap();
     files.write(dir.path());
-    let plain = load(&dir, Half::Train).unwrap();
+    let plain = load(&dir, Split::Train).unwrap();
     let shape = DataShape { channels: 1, height: 2, width: 3, classes: 10 };
     assert_eq!((plain.shape(), plain.len(), plain.labels()), (shape, 2, &[3, 9][..]));
     for (images, labels) in [
@@ -180,7 +180,7 @@ fn every_accepted_name_plain_or_zipped_gives_the_same_set() {
             let bytes = if name.ends_with(".gz") { gzip(bytes) } else { bytes.clone() };
             fs::write(dir.path().join(name), bytes).unwrap();
         }
-        let set = load(&dir, Half::Train).unwrap();
+        let set = load(&dir, Split::Train).unwrap();
         assert_eq!((set.images(), set.labels()), (plain.images(), plain.labels()));
     }
 }
@@ -189,7 +189,7 @@ fn every_accepted_name_plain_or_zipped_gives_the_same_set() {
 fn a_missing_file_is_named_with_its_alternatives() {
     let dir = TempDir::new().unwrap();
     Files::default().write(dir.path());
-    let error = load(&dir, Half::Test).unwrap_err();
+    let error = load(&dir, Split::Test).unwrap_err();
     assert_eq!(
         error.to_string(),
         format!(
@@ -206,7 +206,7 @@ fn a_torn_zip_file_is_a_read_error_with_the_bytes_before_it() {
     let zipped = gzip(&Files::default().images);
     let name = format!("{IMAGES}.gz");
     fs::write(dir.path().join(&name), &zipped[..zipped.len() - 6]).unwrap();
-    match load(&dir, Half::Train).unwrap_err() {
+    match load(&dir, Split::Train).unwrap_err() {
         DataError::Read { path, offset, .. } => {
             assert_eq!(path, dir.path().join(name));
             assert!((16..=28).contains(&offset), "{offset}");

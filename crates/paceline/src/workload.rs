@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use paceline_nn::{
-    CostSpec, DataError, DataShape, DataSource, Dataset, Half, Model, ModelSpec, build,
+    CostSpec, DataError, DataShape, DataSource, Dataset, Model, ModelSpec, Split, build,
 };
 use paceline_params::TensorSpec;
 use paceline_server::{Evaluation, Evaluator};
@@ -24,10 +24,10 @@ pub(crate) struct Workload {
 
 impl Workload {
     pub(crate) fn load(spec: ModelSpec, source: &DataSource, seed: u64) -> Result<Self> {
-        let (train, samples) = load(spec, source, Half::Train, seed)?;
+        let (train, samples) = load(spec, source, Split::Train, seed)?;
         let test = match spec {
             ModelSpec::Synthetic { .. } => None,
-            _ => Some(load(spec, source, Half::Test, seed)?.0),
+            _ => Some(load(spec, source, Split::Test, seed)?.0),
         };
         let halves = (train.shape(), test.as_ref().map(Dataset::shape));
         if let (train, Some(test)) = halves
@@ -91,7 +91,7 @@ impl WorkerSide {
         costs: Option<&CostSpec>,
         seed: u64,
     ) -> Result<Self> {
-        let (data, samples) = load(spec, data, Half::Train, seed)?;
+        let (data, samples) = load(spec, data, Split::Train, seed)?;
         Self::of(spec, Arc::new(data), samples, load_costs(costs, samples, seed)?)
     }
 
@@ -151,7 +151,7 @@ fn load_costs(costs: Option<&CostSpec>, samples: u32, seed: u64) -> Result<Optio
 }
 
 /// One half of the data, and how many samples an epoch has.
-fn load(spec: ModelSpec, source: &DataSource, half: Half, seed: u64) -> Result<(Dataset, u32)> {
+fn load(spec: ModelSpec, source: &DataSource, half: Split, seed: u64) -> Result<(Dataset, u32)> {
     if let ModelSpec::Synthetic { .. } = spec {
         let shape = DataShape { channels: 1, height: 1, width: 1, classes: 1 };
         return Ok((Dataset::new("none", shape, vec![0], vec![0])?, SYNTHETIC_SAMPLES));

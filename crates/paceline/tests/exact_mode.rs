@@ -4,7 +4,7 @@ mod common;
 
 use common::Place;
 use paceline_core::{EventKind, OrderSpec};
-use paceline_nn::{DataSource, Half, ModelSpec, build};
+use paceline_nn::{DataSource, ModelSpec, Split, build};
 use paceline_params::{OptimizerSpec, ParamHash, Update, WireType, fold, narrow, widen};
 use paceline_worker::micro_batch;
 
@@ -28,7 +28,7 @@ fn travelled(wire: WireType, mut values: Vec<f32>) -> Vec<f32> {
 /// The hash of the parameters after every round, trained in this process alone.
 fn reference(spec: ModelSpec, wire: WireType) -> Vec<String> {
     paceline_nn::single_threaded();
-    let data = DataSource::Embedded.load(Half::Train, SEED).unwrap();
+    let data = DataSource::Embedded.load(Split::Train, SEED).unwrap();
     let mut model = build(spec, data.shape()).unwrap();
     let mut params = model.init(SEED);
     let optimizer = OptimizerSpec::MOMENTUM;

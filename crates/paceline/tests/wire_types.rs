@@ -3,7 +3,7 @@
 mod common;
 
 use common::Place;
-use paceline_nn::{DataSource, Half, ModelSpec, build};
+use paceline_nn::{DataSource, ModelSpec, Split, build};
 use paceline_params::checkpoint;
 
 const SEED: u64 = 3;
@@ -20,7 +20,7 @@ fn update(place: &Place, model: &str, wire: &str) -> Vec<f64> {
     let dir = place.path(&format!("runs/{name}/checkpoints"));
     let latest = checkpoint::latest(&dir).unwrap().unwrap().path;
     let after = checkpoint::read(&latest).unwrap().params.into_vec();
-    let data = DataSource::Embedded.load(Half::Train, SEED).unwrap();
+    let data = DataSource::Embedded.load(Split::Train, SEED).unwrap();
     let spec: ModelSpec = model.parse().unwrap();
     let before = build(spec, data.shape()).unwrap().init(SEED);
     after.iter().zip(&before).map(|(after, before)| f64::from(after - before)).collect()
