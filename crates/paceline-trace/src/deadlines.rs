@@ -1,27 +1,26 @@
-//! What could have been had by cutting at a moment and keeping what was finished.
+//! Rates in hindsight of deadlines that keep finished micro-batches.
 
 use crate::{Cell, Trace};
 
-/// Rates (contributions per second, over the whole trace; a finished micro-batch is its share of
-/// one) of rounds that close at a deadline with salvage, and what bounds them.
+/// Rates of rounds that close at a deadline with salvage, and bounds on them, in contributions per
+/// second over the whole trace. A finished micro-batch counts by its share of a contribution.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Deadlines {
-    /// Waiting for all.
+    /// Rate of waiting for all.
     pub full_rate: f64,
     /// The deadline, the same in every round, with the best rate.
     pub best_fixed: f64,
     /// Its rate.
     pub best_fixed_rate: f64,
-    /// The best rate of any choice of deadlines, one a round.
+    /// The best rate of any choice of deadlines, one per round.
     pub clairvoyant_rate: f64,
-    /// Each round's work spread evenly over those who were there: nobody waits.
+    /// Rate if each round's work were spread evenly over the workers present, so that none waits.
     pub balance_rate: f64,
 }
 
-/// Looks back at a trace, with `overhead` seconds between a close and the next round. A round closes
-/// at its deadline, or when all is done if that is sooner. Where a trace knows nothing of
-/// micro-batches, a worker's is one. A lower bound is taken for the run-time; rounds in which nobody
-/// was there count for nothing.
+/// Computes rates in hindsight, with `overhead` seconds between a close and the next round. A round
+/// closes at its deadline, or when all work is done if that is sooner. Without micro-batches in the
+/// trace, a worker has one. A lower bound counts as the run-time; rounds without workers are left out.
 ///
 /// A rate only falls between two finishing moments, so those are the deadlines that matter. The
 /// clairvoyant's are found as [`hindsight`](crate::hindsight())'s counts are, by Dinkelbach's
@@ -48,11 +47,11 @@ pub fn deadlines(trace: &Trace, overhead: f64) -> Deadlines {
     }
 }
 
-/// When things were finished in a round.
+/// End times within a round.
 struct RoundEnds {
-    /// Of each micro-batch, ascending.
+    /// Ends of all micro-batches, ascending.
     moments: Vec<f64>,
-    /// Of all, had the work been spread evenly.
+    /// The end if the work had been spread evenly.
     even: f64,
 }
 
@@ -95,7 +94,7 @@ fn best_fixed(rounds: &[RoundEnds], overhead: f64, share: f64) -> (f64, f64) {
         let open = (rounds.len() - complete) as f64;
         let time = complete_time + open * deadline + overhead * rounds.len() as f64;
         let rate = (done + 1) as f64 * share / time;
-        // Of equal rates the longer wait, which has more done.
+        // Among equal rates, the longer wait, which has more work done.
         if rate >= best_rate {
             (best, best_rate) = (deadline, rate);
         }
@@ -128,7 +127,7 @@ mod tests {
     use crate::{Unit, generate, hindsight};
 
     #[test]
-    fn a_trace_one_can_work_out_by_hand() {
+    fn a_small_trace_has_the_rates_computed_by_hand() {
         let mut trace = Trace::of_size("hand", Unit::Seconds, 2);
         trace.push_micro_round(2, &[1.0, 2.0, 3.0, 6.0]);
         trace.push_micro_round(2, &[1.0, 2.0, 1.0, 2.0]);

@@ -1,29 +1,29 @@
-//! What could have been had: full sync, every fixed count, the best count of each round.
+//! Rates in hindsight: full sync, every fixed count, the best count of each round.
 
 use crate::Trace;
 
-/// Rates (contributions per second, over the whole trace) that need the future to be known.
+/// Rates in hindsight, in contributions per second over the whole trace.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hindsight {
-    /// Waiting for all.
+    /// Rate of waiting for all.
     pub full_rate: f64,
-    /// `rates[c - 1]`: waiting for c, or for all that were there.
+    /// `rates[c - 1]`: rate of waiting for c, or for all that were present.
     pub rates: Vec<f64>,
     /// The fixed count with the best rate.
     pub best_static_count: usize,
     /// Its rate.
     pub best_static_rate: f64,
-    /// The best rate of any choice of counts, one a round.
+    /// The best rate of any choice of counts, one per round.
     pub oracle_rate: f64,
     /// The counts that give it.
     pub oracle_counts: Vec<usize>,
 }
 
-/// Looks back at a trace, with `overhead` seconds between a close and the next round and no round
-/// closed by fewer than `quorum`. A lower bound is taken for the run-time. Rounds in which fewer than
-/// the quorum were there count for nothing.
+/// Computes rates in hindsight, with `overhead` seconds between a close and the next round and at least
+/// `quorum` contributions per round. A lower bound counts as the run-time. Rounds with fewer workers
+/// than the quorum are left out.
 ///
-/// The oracle maximises Σc / Σ(x_(c) + overhead) over one count a round. That is a ratio of sums, so
+/// The oracle maximises Σc / Σ(x_(c) + overhead) over one count per round. That is a ratio of sums, so
 /// the best counts maximise c − λ·x_(c) at the λ that is the best rate itself; Dinkelbach's
 /// iteration (counts from λ, λ from counts) rises to it and stops when it no longer does.
 pub fn hindsight(trace: &Trace, overhead: f64, quorum: usize) -> Hindsight {
@@ -80,7 +80,7 @@ mod tests {
     use crate::{Cell, Unit};
 
     #[test]
-    fn a_trace_one_can_work_out_by_hand() {
+    fn a_small_trace_has_the_rates_computed_by_hand() {
         let mut trace = Trace::of_size("hand", Unit::Seconds, 3);
         trace.push_round([1.0, 2.0, 10.0].map(Cell::Observed));
         trace.push_round([2.0, 1.0, 2.0].map(Cell::Observed));
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_absent_is_not_waited_for() {
+    fn an_absent_worker_is_not_waited_for() {
         let mut trace = Trace::of_size("absent", Unit::Seconds, 2);
         trace.push_round([Cell::Observed(1.0), Cell::Absent]);
         trace.push_round([Cell::Absent, Cell::Absent]);

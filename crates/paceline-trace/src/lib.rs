@@ -1,7 +1,6 @@
 //! Run-time traces: per round and worker a run-time, a lower bound of one, or nothing.
 //!
-//! The currency between recording, analysis, simulation and models. `docs/traces.md` has the file
-//! formats.
+//! Recording, analysis, simulation and models exchange them. `docs/traces.md` has the file formats.
 
 mod deadlines;
 mod hindsight;
@@ -12,7 +11,7 @@ mod write;
 
 pub use deadlines::{Deadlines, deadlines};
 pub use hindsight::{Hindsight, hindsight};
-pub use read::{Place, Problem, ReadOptions, TraceError, read};
+pub use read::{Position, Problem, ReadOptions, TraceError, read};
 pub use synthetic::{
     Cluster, GENERATORS, Generator, Key, Phases, RoundSource, SyntheticSpec, SyntheticSpecError,
     generate, sample,

@@ -1,13 +1,13 @@
-//! The trace itself.
+//! Traces of run-times in memory.
 
-/// What is known of one worker in one round.
+/// The run-time of one worker in one round, as far as known.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Cell {
-    /// It was not there, or failed.
+    /// The worker was absent, or failed.
     Absent,
-    /// It took this long.
+    /// The run-time.
     Observed(f64),
-    /// It took longer than this.
+    /// A lower bound of the run-time.
     Censored(f64),
 }
 
@@ -20,7 +20,7 @@ impl Cell {
         }
     }
 
-    /// The same, so many times as long.
+    /// The cell with its time multiplied by `factor`.
     pub fn scaled(self, by: f64) -> Cell {
         match self {
             Cell::Absent => Cell::Absent,
@@ -49,17 +49,17 @@ impl Cell {
     }
 }
 
-/// What the numbers are.
+/// The unit of run-times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Unit {
     /// Seconds.
     #[default]
     Seconds,
-    /// Multiples of something unknown: rates compare, hours cannot be told.
+    /// Multiples of an unknown time: rates compare, but hours are unknown.
     Relative,
 }
 
-/// When each of a worker's micro-batches was finished, since the start of the round.
+/// End of each of a worker's micro-batches, since the start of the round.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MicroBatches {
     per_round: usize,
@@ -72,7 +72,7 @@ pub struct Trace {
     name: String,
     unit: Unit,
     workers: Vec<String>,
-    /// Round by round. NaN is absent, a negative number a lower bound.
+    /// Cells round by round. NaN is absent, a negative number a lower bound.
     cells: Vec<f64>,
     micro: Option<MicroBatches>,
 }
@@ -98,7 +98,7 @@ impl Trace {
     /// Adds a round.
     ///
     /// # Panics
-    /// If it is not one cell a worker, or a run-time is not positive and finite.
+    /// If it is not one cell per worker, or a run-time is not positive and finite.
     pub fn push_round(&mut self, cells: impl IntoIterator<Item = Cell>) {
         let before = self.cells.len();
         self.cells.extend(cells.into_iter().map(|cell| {
@@ -114,7 +114,7 @@ impl Trace {
     /// ascending); the last is the run-time.
     ///
     /// # Panics
-    /// If it is not `per_round` moments a worker, the same in every round.
+    /// If it is not `per_round` moments per worker, the same in every round.
     pub fn push_micro_round(&mut self, per_round: usize, ends: &[f64]) {
         assert_eq!(ends.len(), self.workers.len() * per_round, "so many moments a worker");
         let rounds = self.rounds();
@@ -127,7 +127,7 @@ impl Trace {
         }));
     }
 
-    /// What people call it: a file's stem, a preset's name.
+    /// Its name: a file's stem, a preset's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -138,7 +138,7 @@ impl Trace {
         self
     }
 
-    /// What the numbers are.
+    /// The unit of its run-times.
     pub fn unit(&self) -> Unit {
         self.unit
     }
@@ -154,7 +154,7 @@ impl Trace {
         &self.workers
     }
 
-    /// How many rounds.
+    /// The number of rounds.
     pub fn rounds(&self) -> usize {
         self.cells.len() / self.workers.len()
     }
@@ -162,7 +162,7 @@ impl Trace {
     /// These rounds alone.
     ///
     /// # Panics
-    /// If there are no such rounds.
+    /// If the trace does not have these rounds.
     pub fn slice(&self, rounds: std::ops::Range<usize>) -> Trace {
         let n = self.workers.len();
         let micro = self.micro.as_ref().map(|micro| MicroBatches {
@@ -186,26 +186,26 @@ impl Trace {
         self.cells[round * n..][..n].iter().map(|&packed| Cell::unpack(packed))
     }
 
-    /// The run-times of a round that are there (lower bounds included), ascending, into `sorted`.
+    /// Writes the run-times of a round (lower bounds included), ascending, into `sorted`.
     pub fn sorted_row(&self, round: usize, sorted: &mut Vec<f64>) {
         sorted.clear();
         sorted.extend(self.row(round).filter_map(Cell::bound));
         sorted.sort_unstable_by(f64::total_cmp);
     }
 
-    /// Micro-batches a worker does in a round; 1 where the trace does not know.
+    /// Micro-batches per worker and round; 1 if the trace has none.
     pub fn micro_batches(&self) -> usize {
         self.micro.as_ref().map_or(1, |micro| micro.per_round)
     }
 
-    /// When a worker finished each of its micro-batches, if the trace knows.
+    /// When a worker finished each of its micro-batches, if the trace has them.
     pub fn micro_ends(&self, round: usize, worker: usize) -> Option<&[f64]> {
         let micro = self.micro.as_ref()?;
         let at = (round * self.workers.len() + worker) * micro.per_round;
         Some(&micro.ends[at..at + micro.per_round])
     }
 
-    /// The median of all run-times that are there.
+    /// The median of all run-times, lower bounds included.
     pub fn median(&self) -> f64 {
         let mut all: Vec<f64> =
             self.cells.iter().filter(|x| !x.is_nan()).map(|x| x.abs()).collect();

@@ -112,7 +112,7 @@ fn errors_say_where_what_and_what_would_be_right() {
         "unknown columns (iteration, worker, seconds, host)",
     );
     refused("iteration,worker,time\n", "unknown columns");
-    refused("iteration,a,a\n0,1,2\n", "line 1: the column `a` is there twice");
+    refused("iteration,a,a\n0,1,2\n", "line 1: two columns are named `a`");
     refused("iteration,,a\n0,1,2\n", "line 1: `` is not a worker");
     refused(row("5,a"), "it.csv, line 7: 2 fields: the header has 3");
     refused(row("5,a,1,2"), "line 7: 4 fields");

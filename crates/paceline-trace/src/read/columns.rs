@@ -1,4 +1,4 @@
-//! Columns of a Parquet file, read side by side.
+//! Columns of a Parquet file, read together.
 
 use std::{fs::File, path::Path};
 
@@ -10,9 +10,9 @@ use parquet::{
     file::reader::{FileReader, SerializedFileReader},
 };
 
-use super::error::{Place, Problem, TraceError};
+use super::error::{Position, Problem, TraceError};
 
-/// What one row has in one column.
+/// The value of one row in one column.
 #[derive(Debug, Clone)]
 pub(super) enum Value {
     Null,
@@ -33,7 +33,7 @@ impl<'a> Columns<'a> {
         Ok(Columns { path, reader })
     }
 
-    /// The names of the columns that hold one value a row, with the others' as `a.b`.
+    /// The names of the columns, nested ones as `a.b`.
     pub(super) fn names(&self) -> Vec<String> {
         let schema = self.reader.metadata().file_metadata().schema_descr();
         schema.columns().iter().map(|column| column.path().string()).collect()
@@ -78,7 +78,7 @@ impl<'a> Columns<'a> {
                     number += 1;
                     let values = std::array::from_fn(|column| cursors[column].take(at));
                     row(number, values).map_err(|problem| {
-                        TraceError::at(self.path, Place::Row(number), problem)
+                        TraceError::at(self.path, Position::Row(number), problem)
                     })?;
                 }
             }
@@ -86,7 +86,7 @@ impl<'a> Columns<'a> {
         Ok(())
     }
 
-    /// Whether a column holds plain numbers or text.
+    /// Whether a column holds numbers or text.
     fn check(&self, column: usize) -> Result<(), TraceError> {
         use parquet::basic::Type;
         let column = self.reader.metadata().file_metadata().schema_descr().column(column);

@@ -1,13 +1,13 @@
-//! Traces in CSV: one row a cell, or one row a round.
+//! Traces in CSV: one row per cell, or one row per round.
 
 use std::{borrow::Cow, io::BufRead, path::Path};
 
 use super::{
     ReadOptions,
-    error::{Place, Problem, TraceError, shown},
+    error::{Position, Problem, TraceError, shown},
     field,
-    lines::{Line, Lines},
-    table::Table,
+    lines::{Lines, NumberedLine},
+    table::CellTable,
 };
 use crate::Trace;
 
@@ -19,9 +19,9 @@ pub(super) fn read(
     options: &ReadOptions,
 ) -> Result<Trace, TraceError> {
     let mut lines = Lines::new(path, text);
-    let mut table = Table::default();
+    let mut table = CellTable::default();
     let header = lines.next()?.ok_or_else(|| TraceError::file(path, Problem::Empty))?;
-    let at = |number, problem| TraceError::at(path, Place::Line(number), problem);
+    let at = |number, problem| TraceError::at(path, Position::Line(number), problem);
     let number = header.number;
     let form = fields(&header)
         .and_then(|header| Form::from_header(&header, options, &mut table))
@@ -33,14 +33,14 @@ pub(super) fn read(
         return Err(TraceError::file(path, Problem::NoRows));
     }
     table
-        .into_trace(name, Place::Line)
+        .into_trace(name, Position::Line)
         .map_err(|(place, problem)| TraceError::at(path, place, problem))
 }
 
-/// What the columns are.
+/// The layout of the columns.
 #[derive(Debug, PartialEq)]
 enum Form {
-    /// Where iteration, worker and seconds are, in rows of so many fields.
+    /// Indices of iteration, worker and seconds, and the number of fields per row.
     Long { columns: [usize; 3], fields: usize },
     /// An iteration, then one column for each of these workers.
     Wide(Vec<u32>),
@@ -50,7 +50,7 @@ impl Form {
     fn from_header(
         header: &[Cow<'_, str>],
         options: &ReadOptions,
-        table: &mut Table,
+        table: &mut CellTable,
     ) -> Result<Form, Problem> {
         if header[0].parse::<f64>().is_ok() {
             return Err(Problem::NoHeader(shown(&header[0])));
@@ -84,7 +84,7 @@ impl Form {
         }
     }
 
-    fn row(&self, line: &Line<'_>, table: &mut Table) -> Result<(), Problem> {
+    fn row(&self, line: &NumberedLine<'_>, table: &mut CellTable) -> Result<(), Problem> {
         let fields = fields(line)?;
         let wanted = match self {
             Form::Long { fields, .. } => *fields,
@@ -109,7 +109,7 @@ impl Form {
     }
 }
 
-fn fields<'a>(line: &Line<'a>) -> Result<Vec<Cow<'a, str>>, Problem> {
+fn fields<'a>(line: &NumberedLine<'a>) -> Result<Vec<Cow<'a, str>>, Problem> {
     let text = std::str::from_utf8(line.text).map_err(|_| Problem::NotText)?;
     field::split(text).collect()
 }

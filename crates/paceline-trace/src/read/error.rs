@@ -1,4 +1,4 @@
-//! What can be wrong with a trace in a file, and where.
+//! Errors of reading traces, with their positions.
 
 use std::{
     fmt, io,
@@ -9,15 +9,15 @@ use thiserror::Error;
 
 use crate::MAX_CELLS;
 
-/// A trace could not be read.
+/// Why a trace could not be read.
 #[derive(Debug, Error)]
 pub enum TraceError {
-    /// The file cannot be opened or read, or is not what its compression says.
+    /// The file cannot be opened, read or decompressed.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The file as a whole is not a trace.
@@ -28,43 +28,43 @@ pub enum TraceError {
         /// What is wrong.
         problem: Problem,
     },
-    /// One place in the file is wrong.
-    #[error("{}, {place}: {problem}", path.display())]
-    Place {
+    /// A line or row of the file is invalid.
+    #[error("{}, {position}: {problem}", path.display())]
+    At {
         /// The file.
         path: PathBuf,
-        /// Where.
-        place: Place,
+        /// The line or row.
+        position: Position,
         /// What is wrong.
         problem: Problem,
     },
 }
 
-/// A place in a file.
+/// A position in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum Position {
     /// A line of text, counted from 1.
     Line(u64),
     /// A row of a Parquet file, counted from 1.
     Row(u64),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Line(line) => write!(f, "line {line}"),
-            Place::Row(row) => write!(f, "row {row}"),
+            Position::Line(line) => write!(f, "line {line}"),
+            Position::Row(row) => write!(f, "row {row}"),
         }
     }
 }
 
-/// What is wrong, and what would be right.
+/// A problem of a trace file; its message says what is expected.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Problem {
-    /// Nothing is in it.
+    /// The file is empty.
     #[error("the file is empty: a header and at least one row are needed")]
     Empty,
-    /// A header and nothing else.
+    /// The file has a header only.
     #[error("nothing follows the header: at least one row is needed")]
     NoRows,
     /// The first line holds data.
@@ -73,25 +73,25 @@ pub enum Problem {
          but starts with `{0}`"
     )]
     NoHeader(String),
-    /// Columns that mean nothing here.
+    /// Unknown columns.
     #[error("unknown columns ({found}): {wanted} are needed; others can be named as the columns")]
     Columns {
-        /// Those that are there.
+        /// The columns found.
         found: String,
-        /// Those that should be.
+        /// The columns expected.
         wanted: String,
     },
     /// Two columns of one name.
-    #[error("the column `{0}` is there twice: each needs a name of its own")]
+    #[error("two columns are named `{0}`: each needs its own name")]
     DuplicateColumn(String),
-    /// A column holds what it cannot hold.
+    /// A column has the wrong type.
     #[error("the column `{column}` holds {found}: {wanted} are needed")]
     ColumnType {
         /// The column.
         column: String,
-        /// What it holds.
+        /// The type found.
         found: String,
-        /// What it should.
+        /// The type expected.
         wanted: &'static str,
     },
     /// A row is too short or too long.
@@ -123,19 +123,19 @@ pub enum Problem {
         iteration: i64,
         /// The worker.
         worker: String,
-        /// Where the first is.
-        first: Place,
+        /// The position of the first.
+        first: Position,
     },
-    /// A line that no trace has.
+    /// A line is too long.
     #[error("the line is longer than {} MiB", MAX_LINE >> 20)]
     LineTooLong,
-    /// Bytes that are no text.
+    /// A line is not UTF-8.
     #[error("the line is not text in UTF-8")]
     NotText,
-    /// A quoted field that does not end, or goes on after its end.
+    /// A quoted field without its end, or with text after its end.
     #[error("a quote is not closed: quotes surround a whole field, on one line")]
     Quote,
-    /// More than can be held.
+    /// More cells than the limit.
     #[error(
         "too large: {workers} workers × {rounds} rounds, of at most {MAX_TRACE_WORKERS} workers, \
          {MAX_ROUNDS} rounds and {MAX_CELLS} cells"
@@ -146,10 +146,10 @@ pub enum Problem {
         /// Rounds so far.
         rounds: usize,
     },
-    /// The Parquet reader's own words.
+    /// An error of the Parquet reader.
     #[error("cannot be read as Parquet: {0}")]
     Parquet(String),
-    /// An operation is missing, or is there twice, or is named by no number.
+    /// An operation is missing, duplicate, or not numbered.
     #[error("{0}")]
     Operations(String),
     /// The line is no event.
@@ -167,7 +167,7 @@ pub enum Problem {
 pub(super) const MAX_LINE: usize = 64 << 20;
 /// The longest name of a worker, in bytes.
 pub(super) const MAX_NAME: usize = 256;
-/// The most workers in one trace. It bounds memory; a trace may come from a larger cluster than a run takes.
+/// Most workers in one trace. It bounds memory; a trace may have more workers than a run allows.
 pub(super) const MAX_TRACE_WORKERS: usize = 1 << 20;
 /// The most rounds.
 pub(super) const MAX_ROUNDS: usize = 1 << 24;
@@ -181,12 +181,12 @@ impl TraceError {
         TraceError::File { path: path.to_owned(), problem }
     }
 
-    pub(super) fn at(path: &Path, place: Place, problem: Problem) -> TraceError {
-        TraceError::Place { path: path.to_owned(), place, problem }
+    pub(super) fn at(path: &Path, position: Position, problem: Problem) -> TraceError {
+        TraceError::At { path: path.to_owned(), position, problem }
     }
 }
 
-/// As much of a field as an error shows.
+/// The beginning of a field, as errors show it.
 pub(super) fn shown(text: &str) -> String {
     const MOST: usize = 40;
     match text.char_indices().nth(MOST) {

@@ -1,4 +1,4 @@
-//! Traces out of the event logs of runs.
+//! Reading of traces from the event logs of runs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,34 +9,36 @@ use std::{
 use paceline_core::{Event, EventKind, RunTime, WorkerId};
 
 use super::{
-    error::{MAX_NAME, Place, Problem, TraceError},
-    lines::{Line, Lines},
+    error::{MAX_NAME, Position, Problem, TraceError},
+    lines::{Lines, NumberedLine},
 };
 use crate::{Cell, MAX_CELLS, Trace, Unit};
 
-/// Reads an event log. Its last line may be half-written, since a run may be going on or have been
+/// Reads an event log. Its last line may be incomplete, since the run may be in progress or have been
 /// killed.
 pub(super) fn read(path: &Path, name: &str, text: impl BufRead) -> Result<Trace, TraceError> {
     let mut lines = Lines::new(path, text);
-    let mut rounds = Rounds::default();
+    let mut rounds = LoggedRounds::default();
     while let Some(line) = lines.next()? {
         let number = line.number;
-        rounds.line(&line).map_err(|problem| TraceError::at(path, Place::Line(number), problem))?;
+        rounds
+            .line(&line)
+            .map_err(|problem| TraceError::at(path, Position::Line(number), problem))?;
     }
     rounds.into_trace(name).map_err(|problem| TraceError::file(path, problem))
 }
 
-/// What the log told so far.
+/// The rounds read so far.
 #[derive(Default)]
-struct Rounds {
+struct LoggedRounds {
     names: BTreeMap<WorkerId, String>,
-    /// The last close of each round: after a resume some are run again, and those count.
+    /// The last close of each round: rounds repeated after a resume replace the earlier ones.
     run_times: BTreeMap<u64, BTreeMap<WorkerId, RunTime>>,
     cells: usize,
 }
 
-impl Rounds {
-    fn line(&mut self, line: &Line<'_>) -> Result<(), Problem> {
+impl LoggedRounds {
+    fn line(&mut self, line: &NumberedLine<'_>) -> Result<(), Problem> {
         match serde_json::from_slice(line.text) {
             Ok(event) => self.event(event),
             Err(_) if !line.ended => Ok(()),
@@ -68,7 +70,7 @@ impl Rounds {
         Ok(())
     }
 
-    /// A contribution came after its round had closed: what was a lower bound is now known.
+    /// A late contribution replaces the lower bound of its run-time.
     fn learn(&mut self, round: u64, worker: WorkerId, run_time: RunTime) {
         let known = self.run_times.get_mut(&round).and_then(|round| round.get_mut(&worker));
         if let Some(known) = known
@@ -99,8 +101,8 @@ impl Rounds {
         Ok(trace)
     }
 
-    /// What workers are called: as they said when they last joined, with their number where two say
-    /// the same, and by their number alone where it cannot be shown.
+    /// Workers' names: those of their last join, with their number if two workers share a name, and the
+    /// number alone if the name cannot be written.
     fn names_of(&self, ids: &[WorkerId]) -> Vec<String> {
         let name = |id: &WorkerId| {
             let name = self.names.get(id)?;
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_round_that_was_run_again_the_later_counts() {
+    fn a_repeated_round_replaces_the_earlier_one() {
         let trace = trace(&[
             closed(0, &[(0, observed(1)), (1, observed(1))]),
             closed(1, &[(0, observed(1)), (1, observed(9))]),
@@ -207,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_last_line_is_passed_over_and_other_halves_are_not() {
+    fn an_incomplete_last_line_is_skipped_and_other_incomplete_lines_are_not() {
         let whole = closed(0, &[(0, observed(1))]);
         let half = whole[..whole.len() / 2].to_owned();
         assert_eq!(trace(&[whole.clone(), half.clone()]).expect("a log").rounds(), 1);

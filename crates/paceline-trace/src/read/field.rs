@@ -1,4 +1,4 @@
-//! What a field of text means.
+//! Parsing of text fields.
 
 use super::error::{MAX_NAME, Problem, shown};
 use crate::Cell;
@@ -44,8 +44,8 @@ pub(super) fn worker(text: &str) -> Result<&str, Problem> {
     Ok(text)
 }
 
-/// The fields of a line of CSV. Spaces around a field do not count; a field in quotes is what is
-/// between them, where two quotes stand for one.
+/// The fields of a line of CSV, without surrounding spaces; inside a quoted field two quotes stand for
+/// one.
 pub(super) fn split(
     line: &str,
 ) -> impl Iterator<Item = Result<std::borrow::Cow<'_, str>, Problem>> {
@@ -73,7 +73,7 @@ pub(super) fn split(
     })
 }
 
-/// The field up to its closing quote, and what follows the comma after it.
+/// The field up to its closing quote, and the rest of the line after the comma.
 fn unquote(text: &str) -> Option<(String, Option<&str>)> {
     let mut field = String::new();
     let mut rest = text;

@@ -1,11 +1,11 @@
-//! Lines of a text file, with their numbers, never longer than they may be.
+//! Numbered lines of a text file, with a bounded length.
 
 use std::{
     io::{BufRead, Read},
     path::Path,
 };
 
-use super::error::{MAX_LINE, Place, Problem, TraceError};
+use super::error::{MAX_LINE, Position, Problem, TraceError};
 
 /// Reads line by line.
 pub(super) struct Lines<'a, R> {
@@ -16,11 +16,11 @@ pub(super) struct Lines<'a, R> {
 }
 
 /// One line, without its end.
-pub(super) struct Line<'b> {
+pub(super) struct NumberedLine<'b> {
     /// Counted from 1.
     pub(super) number: u64,
     pub(super) text: &'b [u8],
-    /// Whether it has its end; only the last line may not.
+    /// Whether it ends with a line break; only the last line may not.
     pub(super) ended: bool,
 }
 
@@ -30,7 +30,7 @@ impl<'a, R: BufRead> Lines<'a, R> {
     }
 
     /// The next line that is not blank.
-    pub(super) fn next(&mut self) -> Result<Option<Line<'_>>, TraceError> {
+    pub(super) fn next(&mut self) -> Result<Option<NumberedLine<'_>>, TraceError> {
         let ended = loop {
             self.number += 1;
             self.buffer.clear();
@@ -41,7 +41,7 @@ impl<'a, R: BufRead> Lines<'a, R> {
                 .read_until(b'\n', &mut self.buffer)
                 .map_err(|source| TraceError::io(self.path, source))?;
             if self.buffer.len() as u64 == limit {
-                let place = Place::Line(self.number);
+                let place = Position::Line(self.number);
                 return Err(TraceError::at(self.path, place, Problem::LineTooLong));
             }
             let ended = self.buffer.last() == Some(&b'\n');
@@ -56,11 +56,11 @@ impl<'a, R: BufRead> Lines<'a, R> {
         let text = text.strip_suffix(b"\r").unwrap_or(text);
         let text =
             if self.number == 1 { text.strip_prefix(BYTE_ORDER).unwrap_or(text) } else { text };
-        Ok(Some(Line { number: self.number, text, ended }))
+        Ok(Some(NumberedLine { number: self.number, text, ended }))
     }
 }
 
-/// What some programs write before UTF-8.
+/// The byte order mark that some programs write before UTF-8.
 const BYTE_ORDER: &[u8] = b"\xef\xbb\xbf";
 
 #[cfg(test)]
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blank_lines_count_but_do_not_come() {
+    fn blank_lines_are_counted_and_skipped() {
         let text = b"\xef\xbb\xbfa\r\n\n  \nb\n\nlast" as &[u8];
         let mut lines = Lines::new(Path::new("it"), text);
         let mut seen = Vec::new();

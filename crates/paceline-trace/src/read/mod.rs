@@ -1,4 +1,4 @@
-//! Traces out of files: CSV, Parquet, and the event logs of runs.
+//! Reading of traces from files: CSV, Parquet, and the event logs of runs.
 
 mod columns;
 mod csv;
@@ -18,22 +18,22 @@ use std::{
 
 use flate2::read::MultiGzDecoder;
 
-pub use error::{Place, Problem, TraceError};
+pub use error::{Position, Problem, TraceError};
 pub(crate) use field::quoted;
 
 use crate::Trace;
 
-/// How to read a file.
+/// Options of reading a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// The columns that hold iteration, worker and seconds, where they are called otherwise. Other
-    /// columns are then passed over.
+    /// Names of the columns for iteration, worker and seconds, if not the usual ones. Other columns are
+    /// then ignored.
     pub columns: Option<[String; 3]>,
 }
 
-/// Reads a trace, in whichever format the file turns out to have: CSV (long or wide), Parquet (run-
-/// times or operations), an event log, or the folder of a run. CSV and logs may be compressed with
-/// gzip or zstd. The file's content decides, never its name.
+/// Reads a trace in any format: CSV (long or wide), Parquet (run-times or operations), an event log, or
+/// the folder of a run. CSV and logs may be compressed with gzip or zstd. The format is detected from
+/// the file's content, never from its name.
 pub fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
     let io = |source| TraceError::io(path, source);
     if path.is_dir() {
@@ -52,7 +52,7 @@ pub fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
     }
 }
 
-/// Reads what is text once it is unpacked.
+/// Reads a text format, after decompression.
 fn text(
     path: &Path,
     name: &str,
@@ -66,7 +66,7 @@ fn text(
     }
 }
 
-/// Reads the log in the folder of a run, which the trace is called after.
+/// Reads the event log in the folder of a run, which names the trace.
 fn run(folder: &Path) -> Result<Trace, TraceError> {
     let path = folder.join("events.jsonl");
     if !path.is_file() {
@@ -78,7 +78,7 @@ fn run(folder: &Path) -> Result<Trace, TraceError> {
     event_log::read(&path, &name, BufReader::new(file))
 }
 
-/// What the first bytes of a file say.
+/// The content of a file by its first bytes.
 enum Content {
     Gzip,
     Zstd,
@@ -96,7 +96,7 @@ fn peek(file: &mut BufReader<File>) -> io::Result<Content> {
     })
 }
 
-/// What the trace is called: the file's name without what says its format.
+/// The trace's name: the file's name without the endings of its format.
 fn name_of(path: &Path) -> String {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let mut stem: &str = &name;

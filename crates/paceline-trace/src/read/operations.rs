@@ -9,10 +9,10 @@ use super::{
 };
 use crate::{MAX_CELLS, Trace, Unit};
 
-/// The columns that tell such a file, in the order they are read.
+/// The columns by which a file of operations is recognised, in reading order.
 const COLUMNS: [&str; 6] = ["step", "dp_rank", "mb_id", "stage", "optype", "duration"];
 
-/// Where the columns are, if this is such a file.
+/// The indices of those columns, if the file has them.
 pub(super) fn columns(names: &[String]) -> Option<[usize; 6]> {
     let at = COLUMNS.map(|wanted| names.iter().position(|name| name == wanted));
     at.iter().all(Option::is_some).then(|| at.map(|at| at.unwrap_or_default()))
@@ -27,9 +27,9 @@ struct Pass {
     backward: bool,
 }
 
-/// Reads the trace: worker = data-parallel rank; a micro-batch takes its forward and its backward
-/// pass on the stage that computes the longest in all, which is the one that the pipeline's pace
-/// depends on. Communication, which is mostly waiting for others, does not count.
+/// Reads the trace. A worker is a data-parallel rank. A micro-batch is its forward and backward pass on
+/// the stage with the most computation in all, which determines the pipeline's pace. Communication,
+/// which is mostly waiting for others, does not count.
 pub(super) fn read(
     path: &Path,
     name: &str,
@@ -80,8 +80,8 @@ fn seconds(value: &Value) -> Result<f64, Problem> {
     }
 }
 
-/// Puts passes together; every worker must have the same micro-batches in every step, each with one
-/// forward and one backward pass.
+/// Assembles passes; every worker must have the same micro-batches in every step, each with one forward
+/// and one backward pass.
 fn trace_of(name: &str, mut passes: Vec<(Pass, f64)>) -> Result<Trace, Problem> {
     passes.sort_unstable_by_key(|(pass, _)| *pass);
     let first_step = passes.chunk_by(|a, b| a.0.step == b.0.step).next().unwrap_or_default();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_doubled_is_named() {
+    fn a_missing_or_duplicate_operation_is_named() {
         for at in 0..8 {
             let mut missing = regular();
             missing.remove(at);

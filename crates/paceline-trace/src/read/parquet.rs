@@ -1,4 +1,4 @@
-//! Traces in Parquet: one row a cell, as in the long form of CSV.
+//! Traces in Parquet: one row per cell, as in the long form of CSV.
 
 use std::{
     fs::File,
@@ -9,16 +9,16 @@ use std::{
 use super::{
     ReadOptions,
     columns::{Columns, Value},
-    error::{Place, Problem, TraceError, shown},
+    error::{Position, Problem, TraceError, shown},
     field, operations,
-    table::Table,
+    table::CellTable,
 };
 use crate::{Cell, Trace};
 
-/// Reads a Parquet file of run-times or of operations, whichever its columns say.
+/// Reads a Parquet file of run-times or of operations, depending on its columns.
 ///
-/// The `parquet` crate panics on some damaged files (a dictionary that is not there, say). Nothing
-/// outlives the attempt, so a panic is one more way to say that the file cannot be read.
+/// The `parquet` crate panics on some damaged files (for example, with a missing dictionary). No state
+/// outlives the attempt, so a panic is reported as an unreadable file.
 pub(super) fn read(
     path: &Path,
     name: &str,
@@ -42,7 +42,7 @@ fn read_sound(
         return operations::read(path, name, &columns, wanted);
     }
     let wanted = choose(&names, options).map_err(|problem| TraceError::file(path, problem))?;
-    let mut table = Table::default();
+    let mut table = CellTable::default();
     columns.scan(wanted, |row, [iteration, worker, seconds]| {
         let iteration = self::iteration(&iteration)?;
         let worker = table.worker(&self::worker(&worker)?)?;
@@ -52,7 +52,7 @@ fn read_sound(
         return Err(TraceError::file(path, Problem::NoRows));
     }
     table
-        .into_trace(name, Place::Row)
+        .into_trace(name, Position::Row)
         .map_err(|(place, problem)| TraceError::at(path, place, problem))
 }
 

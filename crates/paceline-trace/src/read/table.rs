@@ -1,13 +1,13 @@
-//! Cells in whatever order they come, until they are a trace.
+//! Collects cells in any order into a trace.
 
 use std::collections::HashMap;
 
-use super::error::{MAX_ROUNDS, MAX_TRACE_WORKERS, Place, Problem};
+use super::error::{MAX_ROUNDS, MAX_TRACE_WORKERS, Position, Problem};
 use crate::{Cell, MAX_CELLS, Trace};
 
-/// Collects cells. Whatever comes, it holds no more than [`MAX_CELLS`].
+/// A collection of at most [`MAX_CELLS`] cells.
 #[derive(Default)]
-pub(super) struct Table {
+pub(super) struct CellTable {
     workers: Keys<String>,
     iterations: Keys<i64>,
     entries: Vec<Entry>,
@@ -16,13 +16,13 @@ pub(super) struct Table {
 struct Entry {
     iteration: u32,
     worker: u32,
-    /// Line or row; those past 2³² are called by that.
+    /// Line or row, at most 2³².
     place: u32,
     /// Packed, to be small.
     cell: f64,
 }
 
-impl Table {
+impl CellTable {
     /// The number of a worker, known or new.
     pub(super) fn worker(&mut self, name: &str) -> Result<u32, Problem> {
         let worker = match self.workers.numbers.get(name) {
@@ -65,14 +65,13 @@ impl Table {
         if fits { Ok(()) } else { Err(Problem::TooLarge { workers, rounds }) }
     }
 
-    /// The trace: iterations in the order of their numbers, workers in that of theirs if all are
-    /// numbers, else as they first came. Two cells in one place are an error, at the place of the
-    /// second.
+    /// The trace: iterations by number, workers by number if all are numbers, else in order of first
+    /// appearance. Two cells of one worker and iteration are an error at the position of the second.
     pub(super) fn into_trace(
         self,
         name: &str,
-        place: fn(u64) -> Place,
-    ) -> Result<Trace, (Place, Problem)> {
+        place: fn(u64) -> Position,
+    ) -> Result<Trace, (Position, Problem)> {
         let n = self.workers.keys.len();
         let round_of = ranks(&self.iterations.keys);
         let numbers: Option<Vec<i64>> =
@@ -102,7 +101,7 @@ impl Table {
     }
 }
 
-/// Keys numbered as they came.
+/// Keys numbered in order of first appearance.
 struct Keys<K> {
     numbers: HashMap<K, u32>,
     keys: Vec<K>,
@@ -123,7 +122,7 @@ impl<K: Clone + Eq + std::hash::Hash> Keys<K> {
     }
 }
 
-/// For each key its place in ascending order; equal ones keep theirs.
+/// The rank of each key in ascending order; the order is stable.
 fn ranks(keys: &[i64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..keys.len()).collect();
     order.sort_by_key(|&i| keys[i]);

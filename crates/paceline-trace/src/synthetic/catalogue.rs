@@ -1,10 +1,10 @@
-//! The generators by name, with their parameters.
+//! The generators, with their parameters.
 
 use std::ops::RangeInclusive;
 
 use super::{
     SyntheticSpec,
-    cluster::Model,
+    cluster::ClusterModel,
     drift::DriftModel,
     incident::{Incident, workers_of},
     noise::Noise,
@@ -16,13 +16,13 @@ use super::{
 /// general form.
 #[derive(Debug)]
 pub struct Generator {
-    /// What users call it.
+    /// Its name, as users write it.
     pub name: &'static str,
-    /// What it is, in a few words.
+    /// A short description.
     pub about: &'static str,
-    /// What may be set.
+    /// Its parameters.
     pub keys: &'static [Key],
-    pub(super) model: fn(&SyntheticSpec) -> Model,
+    pub(super) model: fn(&SyntheticSpec) -> ClusterModel,
 }
 
 /// A parameter of a generator.
@@ -30,7 +30,7 @@ pub struct Generator {
 pub struct Key {
     /// What users call it.
     pub name: &'static str,
-    /// Its value where nothing is said.
+    /// Its default value.
     pub default: f64,
     /// The values it may have.
     pub range: RangeInclusive<f64>,
@@ -128,7 +128,7 @@ pub static GENERATORS: [Generator; 15] = [
             share(1.0 / 3.0),
             factor(3.0),
         ],
-        model: |spec| Model { incident: Some(shift(spec)), ..node_regimes(spec) },
+        model: |spec| ClusterModel { incident: Some(shift(spec)), ..node_regimes(spec) },
     },
     Generator {
         name: "iid-lognormal",
@@ -188,7 +188,7 @@ pub static GENERATORS: [Generator; 15] = [
         model: |spec| {
             let own =
                 DriftModel { coefficient: spec.at("coefficient"), stationary_sd: spec.at("sd") };
-            Model { own: Some(own), ..iid(spec, Noise::LogNormal { sigma: 0.0 }) }
+            ClusterModel { own: Some(own), ..iid(spec, Noise::LogNormal { sigma: 0.0 }) }
         },
     },
     Generator {
@@ -198,7 +198,7 @@ pub static GENERATORS: [Generator; 15] = [
         model: |spec| {
             let stalls =
                 StallModel { p: spec.at("p"), scale: spec.at("scale"), shape: spec.at("shape") };
-            Model { stalls, ..log_normal(spec) }
+            ClusterModel { stalls, ..log_normal(spec) }
         },
     },
     Generator {
@@ -213,7 +213,7 @@ pub static GENERATORS: [Generator; 15] = [
             share(1.0 / 3.0),
             factor(3.0),
         ],
-        model: |spec| Model { incident: Some(shift(spec)), ..log_normal(spec) },
+        model: |spec| ClusterModel { incident: Some(shift(spec)), ..log_normal(spec) },
     },
     Generator {
         name: "failure",
@@ -228,13 +228,13 @@ pub static GENERATORS: [Generator; 15] = [
             at(300.0),
             whole("for", 0.0, 0.0, 1e9),
         ],
-        model: |spec| Model { incident: Some(failure(spec)), ..log_normal(spec) },
+        model: |spec| ClusterModel { incident: Some(failure(spec)), ..log_normal(spec) },
     },
 ];
 
 /// log x_i(t) = b_i + a_i(t) + g(t) + s_k(t) · ln 1.8 · u_i(t) + e_i(t), and stalls.
-fn node_regimes(spec: &SyntheticSpec) -> Model {
-    Model {
+fn node_regimes(spec: &SyntheticSpec) -> ClusterModel {
+    ClusterModel {
         nodes: spec.count("nodes"),
         level_sd: 0.05,
         own: Some(DriftModel { coefficient: 0.8, stationary_sd: 0.08 }),
@@ -244,15 +244,15 @@ fn node_regimes(spec: &SyntheticSpec) -> Model {
     }
 }
 
-fn iid(spec: &SyntheticSpec, noise: Noise) -> Model {
-    Model::of_noise(spec.workers(), noise, spec.at("p"))
+fn iid(spec: &SyntheticSpec, noise: Noise) -> ClusterModel {
+    ClusterModel::of_noise(spec.workers(), noise, spec.at("p"))
 }
 
-fn log_normal(spec: &SyntheticSpec) -> Model {
+fn log_normal(spec: &SyntheticSpec) -> ClusterModel {
     iid(spec, Noise::LogNormal { sigma: spec.at("sigma") })
 }
 
-fn pareto(spec: &SyntheticSpec) -> Model {
+fn pareto(spec: &SyntheticSpec) -> ClusterModel {
     let (offset, scale, shape) = (spec.at("offset"), spec.at("scale"), spec.at("shape"));
     iid(spec, Noise::Pareto { offset, scale, shape })
 }

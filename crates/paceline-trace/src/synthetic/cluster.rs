@@ -7,21 +7,21 @@ use super::{
     noise::Noise,
     regimes::{RegimeModel, Regimes},
     stalls::{StallModel, Stalls},
-    stream::{Component, Stream},
+    stream::{Component, ComponentStream},
 };
 
-/// What a cluster is made of. Parts multiply:
+/// The components of a cluster, which multiply:
 ///
 /// log x_i(t) = level_i + own_i(t) + common(t) + slow_node(t) + log noise_i(t) + log stall_i(t)
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Model {
+pub(super) struct ClusterModel {
     pub(super) workers: usize,
     pub(super) nodes: usize,
     /// Standard deviation of the workers' fixed levels.
     pub(super) level_sd: f64,
-    /// Of each worker.
+    /// Drift of each worker.
     pub(super) own: Option<DriftModel>,
-    /// Of all together.
+    /// Drift common to all workers.
     pub(super) common: Option<DriftModel>,
     pub(super) regimes: Option<RegimeModel>,
     pub(super) noise: Noise,
@@ -29,10 +29,10 @@ pub(super) struct Model {
     pub(super) incident: Option<Incident>,
 }
 
-impl Model {
+impl ClusterModel {
     /// Nothing but independent draws.
-    pub(super) fn of_noise(workers: usize, noise: Noise, p: f64) -> Model {
-        Model {
+    pub(super) fn of_noise(workers: usize, noise: Noise, p: f64) -> ClusterModel {
+        ClusterModel {
             workers,
             nodes: 1,
             level_sd: 0.0,
@@ -48,24 +48,24 @@ impl Model {
 
 /// A cluster whose rounds are drawn one after the other.
 ///
-/// What lasts (drifts and the states of nodes) passes by rounds or by the clock; noise and stalls
-/// are drawn afresh each round; a shift or a failure has its round.
+/// Drifts and the states of nodes advance by rounds or by the clock; noise and stalls are drawn anew
+/// each round; a shift or a failure happens in a given round.
 pub struct Cluster {
-    model: Model,
+    model: ClusterModel,
     phases: Phases,
     round: u64,
     levels: Vec<f64>,
     own: Option<Drift>,
     common: Option<Drift>,
     regimes: Option<Regimes>,
-    noise: Stream,
+    noise: ComponentStream,
     stalls: Stalls,
 }
 
 impl Cluster {
-    pub(super) fn new(model: Model, phases: Phases, seed: u64) -> Cluster {
+    pub(super) fn new(model: ClusterModel, phases: Phases, seed: u64) -> Cluster {
         let n = model.workers;
-        let mut levels = Stream::new(seed, Component::Level);
+        let mut levels = ComponentStream::new(seed, Component::Level);
         Cluster {
             phases,
             round: 0,
@@ -73,7 +73,7 @@ impl Cluster {
             own: model.own.map(|drift| Drift::new(drift, n, seed, Component::Own)),
             common: model.common.map(|drift| Drift::new(drift, 1, seed, Component::Common)),
             regimes: model.regimes.map(|regimes| Regimes::new(regimes, model.nodes, seed)),
-            noise: Stream::new(seed, Component::Noise),
+            noise: ComponentStream::new(seed, Component::Noise),
             stalls: Stalls::new(model.stalls, seed),
             model,
         }
@@ -95,7 +95,7 @@ impl RoundSource for Cluster {
     }
 
     fn undisturbed_mean(&self) -> f64 {
-        let Model { level_sd, own, common, noise, .. } = &self.model;
+        let ClusterModel { level_sd, own, common, noise, .. } = &self.model;
         let drifts = [own, common].into_iter().flatten().map(|drift| drift.variance());
         let variance = level_sd * level_sd + drifts.sum::<f64>();
         (variance / 2.0).exp() * noise.mean()

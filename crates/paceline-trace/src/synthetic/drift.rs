@@ -1,38 +1,38 @@
 //! Factors that drift: AR(1) in the logarithm.
 
-use super::stream::{Component, Stream};
+use super::stream::{Component, ComponentStream};
 
-/// How a drift moves.
+/// Parameters of a drift.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct DriftModel {
-    /// How much of it is left after one unit of time, 0 to below 1.
+    /// Autocorrelation after one unit of time, from 0 to below 1.
     pub(super) coefficient: f64,
-    /// Its standard deviation in the long run.
+    /// Its stationary standard deviation.
     pub(super) stationary_sd: f64,
 }
 
 impl DriftModel {
-    /// The one that moves by innovations of this standard deviation.
+    /// The drift with innovations of this standard deviation.
     pub(super) fn of_innovations(coefficient: f64, sd: f64) -> DriftModel {
         DriftModel { coefficient, stationary_sd: sd / (1.0 - coefficient * coefficient).sqrt() }
     }
 
-    /// Its variance in the long run.
+    /// Its stationary variance.
     pub(super) fn variance(self) -> f64 {
         self.stationary_sd * self.stationary_sd
     }
 }
 
-/// One or more drifts of the same model, apart from each other; they start in their long run.
+/// One or more independent drifts of the same model; they start in the stationary distribution.
 pub(super) struct Drift {
     model: DriftModel,
-    stream: Stream,
+    stream: ComponentStream,
     values: Vec<f64>,
 }
 
 impl Drift {
     pub(super) fn new(model: DriftModel, count: usize, seed: u64, component: Component) -> Drift {
-        let mut stream = Stream::new(seed, component);
+        let mut stream = ComponentStream::new(seed, component);
         let values = (0..count).map(|_| model.stationary_sd * stream.normal()).collect();
         Drift { model, stream, values }
     }
@@ -46,7 +46,7 @@ impl Drift {
         }
     }
 
-    /// Where they are now.
+    /// Their current values.
     pub(super) fn values(&self) -> &[f64] {
         &self.values
     }

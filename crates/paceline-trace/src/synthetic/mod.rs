@@ -1,4 +1,4 @@
-//! Clusters that nobody has: run-times drawn from a seed.
+//! Synthetic clusters: run-times drawn from a seed.
 //!
 //! Each component of a cluster draws from a stream of its own, so a preset with and without stalls is
 //! otherwise the same cluster.
@@ -21,14 +21,12 @@ pub use spec::{Phases, SyntheticSpec, SyntheticSpecError};
 
 use crate::{Cell, Trace, Unit};
 
-/// Run-times that come round by round, because what comes may depend on how long the last round
-/// took.
+/// A source of run-times, round by round, because they may depend on how long the last round took.
 pub trait RoundSource {
-    /// How many workers: the length of every row.
+    /// The number of workers: the length of every row.
     fn workers(&self) -> usize;
 
-    /// The unit of `elapsed`: the mean run-time while no node is slow, nobody stalls and nothing
-    /// has happened.
+    /// The unit of `elapsed`: the mean run-time without slow nodes, stalls and incidents.
     fn undisturbed_mean(&self) -> f64;
 
     /// Writes the run-times of the next round into `row`; NaN is absent. `elapsed` is how long the
@@ -37,7 +35,7 @@ pub trait RoundSource {
     fn next_round(&mut self, elapsed: f64, row: &mut [f64]);
 }
 
-/// Draws a whole trace. Phases pass by rounds, since nobody is there to cut.
+/// Draws a whole trace. Phases advance by rounds, since no policy cuts them.
 pub fn generate(spec: &SyntheticSpec, seed: u64) -> Trace {
     let mut source = spec.source(seed);
     let mut trace = Trace::of_size(spec.to_string(), Unit::Relative, source.workers());
@@ -112,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn stalls_change_nothing_but_who_stalls() {
+    fn stalls_change_only_the_workers_that_stall() {
         let (calm, stalls) = (trace("nodes158"), trace("nodes158-stalls"));
         let cells = (0..600).flat_map(|t| calm.row(t).zip(stalls.row(t)));
         let stalled =

@@ -1,6 +1,6 @@
-//! What is drawn afresh for every worker in every round.
+//! Noise, drawn for every worker in every round.
 
-use super::stream::{Stream, pareto};
+use super::stream::{ComponentStream, pareto};
 
 /// The distribution of one draw. All are positive.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -16,7 +16,7 @@ pub(super) enum Noise {
 }
 
 impl Noise {
-    pub(super) fn draw(self, stream: &mut Stream) -> f64 {
+    pub(super) fn draw(self, stream: &mut ComponentStream) -> f64 {
         match self {
             Noise::LogNormal { sigma } => (sigma * stream.normal()).exp(),
             Noise::Normal { mean, sd } => loop {
@@ -56,7 +56,7 @@ mod tests {
 
     #[track_caller]
     fn check(noise: Noise, cdf: impl Fn(f64) -> f64) {
-        let mut stream = Stream::new(11, Component::Noise);
+        let mut stream = ComponentStream::new(11, Component::Noise);
         let mut draws: Vec<f64> = (0..20_000).map(|_| noise.draw(&mut stream)).collect();
         assert!(draws.iter().all(|&x| x > 0.0 && x.is_finite()));
         same_distribution(&mut draws, cdf);
@@ -86,7 +86,7 @@ mod tests {
             Noise::Exponential { offset: 1.0, scale: 0.3 },
             Noise::Pareto { offset: 0.8, scale: 0.2, shape: 3.0 },
         ] {
-            let mut stream = Stream::new(11, Component::Noise);
+            let mut stream = ComponentStream::new(11, Component::Noise);
             let draws: Vec<f64> = (0..100_000).map(|_| noise.draw(&mut stream)).collect();
             assert!((mean(&draws) / noise.mean() - 1.0).abs() < 0.005, "{noise:?}");
         }

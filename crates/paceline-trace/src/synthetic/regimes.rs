@@ -1,13 +1,13 @@
 //! Nodes that are fast or slow for a while.
 
-use super::stream::{Component, Stream};
+use super::stream::{Component, ComponentStream};
 
-/// How nodes turn slow and fast, and how much slower slow is.
+/// Transitions of nodes between fast and slow, and the factor of slow nodes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct RegimeModel {
-    /// Chance that a fast node turns slow in one unit of time.
+    /// Probability that a fast node turns slow in one unit of time.
     pub(super) to_slow: f64,
-    /// Chance that a slow node turns fast in one unit of time. With `to_slow` it is below 1.
+    /// Probability that a slow node turns fast in one unit of time. The sum with `to_slow` is below 1.
     pub(super) to_fast: f64,
     /// A slow node's workers take this factor to the power of u, uniform over `spread`.
     pub(super) factor: f64,
@@ -25,8 +25,8 @@ impl RegimeModel {
         self.to_slow / (self.to_slow + self.to_fast)
     }
 
-    /// The chance to be slow after `elapsed`: the two-state chain to the power of `elapsed`, which
-    /// for one unit of time is `to_slow` or 1 − `to_fast`.
+    /// The probability of being slow after `elapsed`: the two-state chain to the power of `elapsed`,
+    /// which for one unit of time is `to_slow` or 1 − `to_fast`.
     fn slow_after(self, slow: bool, elapsed: f64) -> f64 {
         let left = (1.0 - self.to_slow - self.to_fast).powf(elapsed);
         let share = self.slow_share();
@@ -34,19 +34,19 @@ impl RegimeModel {
     }
 }
 
-/// The states of a cluster's nodes; they start in their long run.
+/// The states of a cluster's nodes; they start in the stationary distribution.
 pub(super) struct Regimes {
     model: RegimeModel,
-    states: Stream,
-    slowness: Stream,
+    states: ComponentStream,
+    slowness: ComponentStream,
     slow: Vec<bool>,
 }
 
 impl Regimes {
     pub(super) fn new(model: RegimeModel, nodes: usize, seed: u64) -> Regimes {
-        let mut states = Stream::new(seed, Component::State);
+        let mut states = ComponentStream::new(seed, Component::State);
         let slow = (0..nodes).map(|_| states.uniform() < model.slow_share()).collect();
-        Regimes { model, states, slowness: Stream::new(seed, Component::Slowness), slow }
+        Regimes { model, states, slowness: ComponentStream::new(seed, Component::Slowness), slow }
     }
 
     /// Lets time pass.
@@ -57,8 +57,8 @@ impl Regimes {
         }
     }
 
-    /// What a worker of `node` adds to the logarithm of its run-time this round. Draws in either
-    /// state, so that a state changes nothing but its own node.
+    /// The term that `node` adds to the logarithm of a worker's run-time this round. Draws in either
+    /// state, so that a state changes only its own node.
     pub(super) fn log_factor(&mut self, node: usize) -> f64 {
         let (least, most) = self.model.spread;
         let u = least + (most - least) * self.slowness.uniform();

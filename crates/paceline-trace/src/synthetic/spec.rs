@@ -1,4 +1,4 @@
-//! Synthetic clusters by name, as users write them.
+//! Names and parameters of synthetic clusters, as users write them.
 
 use std::{fmt, str::FromStr};
 
@@ -12,52 +12,52 @@ use crate::MAX_CELLS;
 #[derive(Debug, Clone)]
 pub struct SyntheticSpec {
     generator: &'static Generator,
-    /// One for each of the generator's keys.
+    /// One value per key of the generator.
     values: Vec<f64>,
     phases: Phases,
 }
 
-/// How what lasts (slow nodes, drifts) passes.
+/// How slow phases and drifts advance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Phases {
-    /// By one step a round, however long the round.
+    /// By one step per round, however long the round.
     #[default]
     Rounds,
-    /// By the clock: chances hold per unit of the undisturbed mean run-time, so that cutting early
-    /// does not end a slow phase sooner.
+    /// By the clock: probabilities hold per unit of the undisturbed mean run-time, so that cutting
+    /// early does not end a slow phase sooner.
     WallClock,
 }
 
-/// What is wrong with a synthetic cluster's name.
+/// Why a text names no synthetic cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SyntheticSpecError {
-    /// No generator is called that.
+    /// The generator is unknown.
     #[error("unknown generator `{name}`: known are {}", listed(GENERATORS.iter().map(|g| g.name)))]
     UnknownName {
         /// The name.
         name: String,
     },
-    /// The generator has no such parameter.
+    /// The generator has no parameter of this name.
     #[error("unknown key `{key}` of `{generator}`: known are {known} and phases")]
     UnknownKey {
         /// The generator.
         generator: &'static str,
         /// The key.
         key: String,
-        /// Those it has.
+        /// The keys that it has.
         known: String,
     },
     /// A parameter is not `key=value`, or is given twice.
-    #[error("`{0}` is not a parameter: write each key once, as key=value, with commas between")]
+    #[error("`{0}` is not a parameter: write each key once, as key=value, separated by commas")]
     NotAParameter(String),
-    /// A value is not one that its key can have.
+    /// A value is invalid for its key.
     #[error("`{value}` is not a value of `{key}`: write {wanted}")]
     BadValue {
         /// The key.
         key: String,
         /// The value.
         value: String,
-        /// What would be right.
+        /// The values expected.
         wanted: String,
     },
 }
@@ -68,17 +68,17 @@ impl SyntheticSpec {
         self.generator.name
     }
 
-    /// How many workers.
+    /// The number of workers.
     pub fn workers(&self) -> usize {
         self.count("n")
     }
 
-    /// How many rounds.
+    /// The number of rounds.
     pub fn rounds(&self) -> usize {
         self.count("rounds")
     }
 
-    /// How phases pass.
+    /// How phases advance.
     pub fn phases(&self) -> Phases {
         self.phases
     }
@@ -130,7 +130,7 @@ impl SyntheticSpec {
         Ok(())
     }
 
-    /// Checks what concerns several parameters.
+    /// Checks parameters that depend on each other.
     fn checked(self) -> Result<SyntheticSpec, SyntheticSpecError> {
         let most_rounds = MAX_CELLS / self.workers();
         let bad = |key: &str, wanted: String| {
@@ -186,7 +186,7 @@ impl FromStr for SyntheticSpec {
 }
 
 impl fmt::Display for SyntheticSpec {
-    /// The name, and what differs from its defaults.
+    /// The name, and the values that differ from the defaults.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
         let mut mark = ':';
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn names_parse_or_say_what_would() {
+    fn names_parse_or_the_error_says_what_is_expected() {
         check("nodes158", Ok("nodes158"));
         check("nodes158:", Ok("nodes158"));
         check("nodes158:p=0.05,n=64,nodes=8", Ok("nodes158:n=64,nodes=8,p=0.05"));

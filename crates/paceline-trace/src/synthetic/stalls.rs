@@ -1,11 +1,11 @@
 //! Workers that stall for a round.
 
-use super::stream::{Component, Stream, pareto};
+use super::stream::{Component, ComponentStream, pareto};
 
-/// How often a worker stalls, and how badly.
+/// Frequency and length of stalls.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct StallModel {
-    /// Chance per worker and round.
+    /// Probability per worker and round.
     pub(super) p: f64,
     /// A stall multiplies by 1 + scale · L,
     pub(super) scale: f64,
@@ -23,16 +23,16 @@ impl StallModel {
 /// Draws stalls.
 pub(super) struct Stalls {
     model: StallModel,
-    stream: Stream,
+    stream: ComponentStream,
 }
 
 impl Stalls {
     pub(super) fn new(model: StallModel, seed: u64) -> Stalls {
-        Stalls { model, stream: Stream::new(seed, Component::Stall) }
+        Stalls { model, stream: ComponentStream::new(seed, Component::Stall) }
     }
 
-    /// The factor of one worker in one round; 1 if it does not stall. Always draws twice, so that
-    /// the stalls of a smaller chance are among those of a larger, and as long.
+    /// The factor of one worker in one round; 1 if it does not stall. Always draws twice, so that the
+    /// stalls of a smaller probability are a subset of those of a larger, with equal lengths.
     pub(super) fn factor(&mut self) -> f64 {
         let (chance, length) = (self.stream.uniform(), self.stream.uniform_above_zero());
         if chance < self.model.p {

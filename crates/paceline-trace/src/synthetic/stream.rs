@@ -1,4 +1,4 @@
-//! Random streams that stay what they are.
+//! Reproducible random streams.
 
 use rand::{RngExt, SeedableRng, rngs::ChaCha8Rng};
 use rand_distr::{Distribution, Exp1, OpenClosed01, StandardNormal};
@@ -21,16 +21,16 @@ pub(super) enum Component {
 /// ChaCha with 8 rounds, by its own name and not as a library's current default: its output is fixed
 /// by specification, one seed has 2⁶⁴ streams, and it is compiled in any case, as the generator
 /// behind `rand`.
-pub(super) struct Stream(ChaCha8Rng);
+pub(super) struct ComponentStream(ChaCha8Rng);
 
-impl Stream {
+impl ComponentStream {
     /// The stream of `component` under `seed`.
-    pub(super) fn new(seed: u64, component: Component) -> Stream {
+    pub(super) fn new(seed: u64, component: Component) -> ComponentStream {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
         let mut rng = ChaCha8Rng::from_seed(key);
         rng.set_stream(component as u64);
-        Stream(rng)
+        ComponentStream(rng)
     }
 
     /// Standard normal.
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn streams_keep_their_values_and_differ() {
-        let first = |seed, component| Stream::new(seed, component).uniform();
+        let first = |seed, component| ComponentStream::new(seed, component).uniform();
         assert_eq!(first(1, Component::Level), 0.381489413238261);
         assert_eq!(first(1, Component::Noise), 0.35389294379515657);
         assert_ne!(first(2, Component::Level), first(1, Component::Level));
