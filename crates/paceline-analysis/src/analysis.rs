@@ -1,4 +1,4 @@
-//! Everything at once.
+//! The complete analysis of a trace.
 
 use std::fmt;
 
@@ -6,66 +6,65 @@ use paceline_trace::{Trace, Unit, hindsight};
 use serde::Serialize;
 
 use crate::{
-    Censoring, Changes, Cost, Cutoff, Groups, PartialWork, Ranking, Spread, Survival, Survivals,
-    cutoff::cutoffs, residual::Residuals, survival::Ratios,
+    Censoring, Changes, CutoffPoint, PartialWork, Ranking, RunTimeSpread, Survival, Survivals,
+    SyncCost, WorkerGroups, cutoff::cutoffs, residual::Residuals, survival::Ratios,
 };
 
-/// What a trace says. One object of `paceline analyze --json`.
+/// The analysis of a trace: one object of `paceline analyze --json`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Analysis {
     /// The trace's name.
     pub name: String,
     /// `seconds` or `relative`.
     pub unit: &'static str,
-    /// How many workers.
+    /// The number of workers.
     pub workers: usize,
-    /// How many rounds.
+    /// The number of rounds.
     pub rounds: usize,
-    /// What stragglers cost and what could be had, in hindsight.
-    pub cost: Cost,
-    /// What that is in hours, where the unit is time.
+    /// The cost of stragglers, and the best rates in hindsight.
+    pub cost: SyncCost,
+    /// The savings in hours, if the unit is seconds.
     pub saving: Option<Saving>,
-    /// What deadlines that keep partial work would give, where the trace has micro-batches.
+    /// Rates of deadlines that keep partial work, if the trace has micro-batches.
     pub partial: Option<PartialWork>,
-    /// What is not known, and what follows.
+    /// Bounds due to censoring, if any.
     pub censoring: Option<Censoring>,
-    /// How run-times lie.
-    pub spread: Spread,
-    /// Waiting for fixed counts; of large clusters not all of them.
-    pub cutoffs: Vec<Cutoff>,
-    /// The gradient noise that `progress_against_full` is for, in contributions.
+    /// The spread of run-times.
+    pub spread: RunTimeSpread,
+    /// Fixed counts; a selection for large clusters.
+    pub cutoffs: Vec<CutoffPoint>,
+    /// The gradient noise scale behind `progress_against_full`, in contributions.
     pub noise_scale: f64,
-    /// Who is slow.
+    /// Workers by slowness.
     pub ranking: Ranking,
-    /// Who is slow together.
-    pub groups: Groups,
-    /// Since when.
+    /// Workers that are slow together.
+    pub groups: WorkerGroups,
+    /// Lasting changes.
     pub changes: Changes,
-    /// The tail.
+    /// Tail curves.
     pub survival: Survivals,
 }
 
-/// What could be saved of a run that takes so long under full sync, for the same number of
-/// contributions.
+/// Possible savings of a run of a given length under full sync, for the same number of contributions.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Saving {
-    /// How long the run takes under full sync.
+    /// Length of the run under full sync.
     pub run_hours: f64,
-    /// What the best fixed cutoff saves of it.
+    /// Saving of the best fixed cutoff.
     pub fixed_hours: f64,
-    /// What no cutoff can exceed.
+    /// Upper bound on the saving of any cutoff.
     pub oracle_hours: f64,
 }
 
-/// What an analysis may be told.
+/// Options of an analysis.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Options {
     /// Time between a close and the next round, in the trace's unit.
     pub overhead: f64,
-    /// Gradient noise scale in contributions: so many make the noise of their mean as large as the
-    /// gradient. As many as there are workers where nothing is said.
+    /// Gradient noise scale in contributions: with this many, the noise of their mean is as large as the
+    /// gradient. By default the number of workers.
     pub noise_scale: Option<f64>,
-    /// How long a run takes under full sync.
+    /// Length of a run under full sync.
     pub run_hours: f64,
 }
 
@@ -75,9 +74,9 @@ impl Default for Options {
     }
 }
 
-/// What is being worked out.
+/// A stage of the analysis, for progress reports.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Stage {
+pub enum AnalysisStage {
     /// Full sync, fixed counts, oracle.
     Hindsight,
     /// Spread and tail.
@@ -90,42 +89,50 @@ pub enum Stage {
     Changes(f64),
 }
 
-impl fmt::Display for Stage {
+impl fmt::Display for AnalysisStage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Stage::Hindsight => write!(f, "looking back at every cutoff"),
-            Stage::Spread => write!(f, "measuring the spread"),
-            Stage::Ranking => write!(f, "ranking workers"),
-            Stage::Groups(done) => write!(f, "comparing workers, {:.0} %", done * 100.0),
-            Stage::Changes(done) => write!(f, "looking for changes, {:.0} %", done * 100.0),
+            AnalysisStage::Hindsight => write!(f, "looking back at every cutoff"),
+            AnalysisStage::Spread => write!(f, "measuring the spread"),
+            AnalysisStage::Ranking => write!(f, "ranking workers"),
+            AnalysisStage::Groups(done) => {
+                write!(f, "comparing workers, {:.0} %", done * 100.0)
+            }
+            AnalysisStage::Changes(done) => write!(f, "looking for changes, {:.0} %", done * 100.0),
         }
     }
 }
 
-/// Analyses a trace; `progress` is told what is going on.
-pub fn analyze(trace: &Trace, options: &Options, progress: &mut dyn FnMut(Stage)) -> Analysis {
+/// Analyses a trace; calls `progress` with each stage.
+pub fn analyze(
+    trace: &Trace,
+    options: &Options,
+    progress: &mut dyn FnMut(AnalysisStage),
+) -> Analysis {
     let n = trace.workers().len();
     let Options { overhead, run_hours, .. } = *options;
     let noise_scale = options.noise_scale.unwrap_or(n as f64);
 
-    progress(Stage::Hindsight);
+    progress(AnalysisStage::Hindsight);
     let seen = hindsight(trace, overhead, 1);
-    let cost = Cost::from_hindsight(trace, &seen);
+    let cost = SyncCost::from_hindsight(trace, &seen);
     let censoring = Censoring::from_trace(trace, &cost, overhead);
     let cutoffs = cutoffs(trace, &seen, overhead, noise_scale);
-    progress(Stage::Ranking);
+    progress(AnalysisStage::Ranking);
     let mut residuals = Residuals::from_trace(trace);
     let ranking = Ranking::from_trace(trace, &residuals);
-    progress(Stage::Spread);
+    progress(AnalysisStage::Spread);
     let Ratios { run_times, slowest } = Ratios::from_trace(trace, &residuals);
     let survival = Survivals {
         run_times: Survival::from_sorted(&run_times),
         slowest: Survival::from_sorted(&slowest),
     };
     let levels: Vec<f64> = ranking.workers.iter().map(|worker| worker.factor.ln()).collect();
-    let spread = Spread::from_trace(trace, &residuals, &levels, &run_times, &slowest);
-    let changes = Changes::find(trace, &mut residuals, &mut |done| progress(Stage::Changes(done)));
-    let groups = Groups::find(trace, &residuals, &mut |done| progress(Stage::Groups(done)));
+    let spread = RunTimeSpread::from_trace(trace, &residuals, &levels, &run_times, &slowest);
+    let changes =
+        Changes::find(trace, &mut residuals, &mut |done| progress(AnalysisStage::Changes(done)));
+    let groups =
+        WorkerGroups::find(trace, &residuals, &mut |done| progress(AnalysisStage::Groups(done)));
     Analysis {
         name: trace.name().to_owned(),
         unit: match trace.unit() {

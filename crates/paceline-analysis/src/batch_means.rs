@@ -1,6 +1,6 @@
-//! Means of series whose values depend on those before.
+//! Means of autocorrelated series.
 
-/// The mean of a series and how sure it is, by the method of batch means: means of stretches of √T
+/// The mean of a series and its standard error, by the method of batch means: means of stretches of √T
 /// values are nearly independent although neighbouring values are not.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct BatchMeans {
@@ -12,7 +12,7 @@ pub(crate) struct BatchMeans {
 }
 
 impl BatchMeans {
-    /// Of at least four values; of fewer nothing can be said.
+    /// `None` for fewer than four values.
     pub(crate) fn from_series(series: &[f64]) -> Option<BatchMeans> {
         let means = batches(series);
         if means.len() < 2 {
@@ -28,9 +28,8 @@ impl BatchMeans {
 
 /// The standard deviation that white noise would need for its sums to vary as those of the series.
 ///
-/// From differences of neighbouring batches, of which the largest tenth is left out and made up for
-/// as if they were normal: so a change of level or two does not pass for noise. 0 where there are
-/// too few values.
+/// Computed from differences of neighbouring batches, without the largest tenth, which is compensated
+/// as for normal values: so one or two changes of level do not count as noise. 0 for too few values.
 pub(crate) fn long_run_sd(series: &[f64]) -> f64 {
     const TRIMMED: f64 = 0.1;
     const MADE_UP: f64 = 1.6;
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_few_values_nothing_is_said() {
+    fn too_few_values_give_no_estimate() {
         assert_eq!(BatchMeans::from_series(&[1.0]), None);
         assert_eq!(long_run_sd(&[]), 0.0);
         assert!(BatchMeans::from_series(&[1.0, 2.0, 1.0, 2.0]).is_some());

@@ -1,24 +1,24 @@
-//! What a trace with lower bounds can and cannot tell.
+//! Bounds on the figures of a trace with censored run-times.
 
 use paceline_trace::{Cell, Trace, hindsight};
 use serde::Serialize;
 
-use crate::cost::Cost;
+use crate::cost::SyncCost;
 
-/// How much of a trace is censored, and between which figures the truth lies for that.
+/// The censored share of a trace, and the bounds on its figures that follow.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Censoring {
     /// The share of run-times known only as lower bounds.
     pub share: f64,
     /// As if every censored run-time had ended at its bound.
-    pub optimistic: Bound,
+    pub optimistic: CensoringBound,
     /// As if every censored run-time had taken as long as the longest seen in the trace.
-    pub pessimistic: Bound,
+    pub pessimistic: CensoringBound,
 }
 
-/// What the trace costs under one reading of its lower bounds.
+/// The figures of a trace under one assumption about its lower bounds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Bound {
+pub struct CensoringBound {
     /// The share of time that full sync idles.
     pub idle: f64,
     /// The best fixed count.
@@ -29,9 +29,9 @@ pub struct Bound {
     pub oracle_gain: f64,
 }
 
-impl Bound {
-    fn from_cost(cost: &Cost) -> Bound {
-        Bound {
+impl CensoringBound {
+    fn from_cost(cost: &SyncCost) -> CensoringBound {
+        CensoringBound {
             idle: cost.idle,
             fixed_count: cost.fixed.count,
             fixed_gain: cost.fixed.gain,
@@ -41,23 +41,27 @@ impl Bound {
 }
 
 impl Censoring {
-    /// `optimistic` is the cost with lower bounds taken for run-times. `None` where all is known.
-    pub(crate) fn from_trace(trace: &Trace, optimistic: &Cost, overhead: f64) -> Option<Censoring> {
+    /// `optimistic` is the cost with lower bounds taken as run-times. `None` without lower bounds.
+    pub(crate) fn from_trace(
+        trace: &Trace,
+        optimistic: &SyncCost,
+        overhead: f64,
+    ) -> Option<Censoring> {
         let share = trace.censored_share();
         if share == 0.0 {
             return None;
         }
         let worst = pessimistic(trace);
-        let pessimistic = Cost::from_hindsight(&worst, &hindsight(&worst, overhead, 1));
+        let pessimistic = SyncCost::from_hindsight(&worst, &hindsight(&worst, overhead, 1));
         Some(Censoring {
             share,
-            optimistic: Bound::from_cost(optimistic),
-            pessimistic: Bound::from_cost(&pessimistic),
+            optimistic: CensoringBound::from_cost(optimistic),
+            pessimistic: CensoringBound::from_cost(&pessimistic),
         })
     }
 }
 
-/// The trace in which who did not come took as long as anything ever did.
+/// The trace in which every censored run-time is the longest seen.
 fn pessimistic(trace: &Trace) -> Trace {
     let cells = (0..trace.rounds()).flat_map(|round| trace.row(round));
     let longest = cells.filter_map(Cell::bound).fold(0.0, f64::max);
@@ -87,7 +91,7 @@ mod tests {
             let last = if round == 0 { Cell::Observed(slow) } else { Cell::Censored(1.2) };
             seen.push_round([Cell::Observed(1.0), Cell::Observed(1.1), last]);
         }
-        let cost = |trace: &Trace| Cost::from_hindsight(trace, &hindsight(trace, 0.0, 1));
+        let cost = |trace: &Trace| SyncCost::from_hindsight(trace, &hindsight(trace, 0.0, 1));
         let (truth, optimistic) = (cost(&truth), cost(&seen));
         let bounds = Censoring::from_trace(&seen, &optimistic, 0.0).expect("censored cells");
         assert_eq!(bounds.share, 0.3);

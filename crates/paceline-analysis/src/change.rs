@@ -1,4 +1,4 @@
-//! When a level changed for good.
+//! Detection of lasting changes of level.
 
 use serde::Serialize;
 
@@ -7,19 +7,19 @@ use crate::{
     quantile::{median, robust_sd},
 };
 
-/// Fewer values than this tell no change.
+/// Least values for a test.
 const LEAST_VALUES: usize = 20;
 
-/// Values further out than so many standard deviations count as if they were there.
+/// Values are clipped to this many standard deviations.
 const CLIP: f64 = 3.0;
 
-/// Changes of less than 5 % are not worth a word.
+/// Changes of less than 5 % are not reported.
 const LEAST_CHANGE: f64 = 0.05;
 
-/// Autocorrelation that noise is believed to have at most; more would hide every change.
+/// Largest autocorrelation assumed for noise; more would hide every change.
 const MOST_PERSISTENT: f64 = 0.97;
 
-/// A series in which nothing changes is tested so often.
+/// Number of tests assumed for a series without changes.
 const TESTS: f64 = 4.0;
 
 /// A level changed in a round.
@@ -31,15 +31,15 @@ pub struct Change {
     pub factor: f64,
 }
 
-/// Finds the changes of level of a series of logarithms (NaN where there is none), with a
-/// probability of about `error` of finding one where there is none.
+/// Finds the changes of level of a series of logarithms (NaN for missing values), with a false-alarm
+/// probability of about `error`.
 ///
 /// The CUSUM test in binary segmentation (Vostrikova, 1981): in noise of long-run standard deviation
 /// σ the greatest |S_k − k/m · S_m| / (σ √m) over a stretch of m values follows Kolmogorov's
 /// distribution, P(> x) ≤ 2 exp(−2x²), whatever the noise's distribution. σ allows for
-/// autocorrelation: the larger of what batch means say and of what an AR(1) fitted to the values
-/// about the two levels says. Outliers are clipped first. What remains must be more than 5 % and more
-/// than half the noise of a single value: less is found, but nobody would act on it.
+/// autocorrelation: the larger of the estimates from batch means and from an AR(1) fitted to the values
+/// about the two levels. Outliers are clipped first. A change must be more than 5 % and more than half
+/// the noise of a single value: smaller ones are detectable, but not worth acting on.
 pub(crate) fn changes(series: &[f64], error: f64) -> Vec<Change> {
     let (rounds, values): (Vec<usize>, Vec<f64>) =
         series.iter().enumerate().filter(|(_, x)| !x.is_nan()).unzip();
@@ -83,8 +83,8 @@ impl Search {
         }
     }
 
-    /// A stretch that goes up and down again seems level as a whole, so the parts of long ones are
-    /// looked at too.
+    /// A stretch that goes up and down again looks level as a whole, so parts of long stretches are
+    /// tested too.
     fn split(&self, from: usize, to: usize, splits: &mut Vec<usize>) {
         let quarter = (to - from) / 4;
         let long = 4 * quarter * 2 > self.clipped.len();
@@ -160,7 +160,7 @@ fn levels(values: &[f64], splits: &[usize]) -> Vec<f64> {
     starts.zip(ends).map(|(from, to)| median(&mut values[from..to].to_vec())).collect()
 }
 
-/// Takes away changes that do not matter, the smallest first.
+/// Removes changes that are too small, the smallest first.
 fn drop_small(values: &[f64], splits: &mut Vec<usize>) {
     while !splits.is_empty() {
         let levels = levels(values, splits);
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn several_changes_and_gaps_are_no_trouble() {
+    fn several_changes_are_found_across_gaps() {
         let mut series = vec![0.0; 300];
         for (i, x) in series.iter_mut().enumerate() {
             *x = 0.01 * ((i * 7919) % 13) as f64 + if (100..200).contains(&i) { 1.0 } else { 0.0 };

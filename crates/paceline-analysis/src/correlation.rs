@@ -1,4 +1,4 @@
-//! How run-times of workers move together.
+//! Correlations of workers' run-times.
 
 use pulp::{Arch, NullaryFnOnce};
 
@@ -7,43 +7,51 @@ use crate::{
     residual::Residuals,
 };
 
-/// Stretches of rounds that series are averaged over at most: for clusters of thousands fewer.
+/// Most stretches of rounds that series are averaged over; fewer for clusters of thousands.
 const WIDTHS: [usize; 2] = [512, 256];
 
 /// More workers than this get the smaller width.
 const LARGE: usize = 4096;
 
-/// Series are multiples of this long, the rest zeros: one loop for all.
+/// Lengths of series are multiples of this, padded with zeros, so that one loop serves all.
 const LANES: usize = 32;
 
-/// Residuals further out than √T/4 standard deviations, within these bounds, count as if they were
-/// there: a round in which two workers stalled together adds no more than a sixteenth to their
-/// correlation.
+/// Residuals are clipped to √T/4 standard deviations, within these bounds: a round in which two workers
+/// stalled together adds no more than a sixteenth to their correlation.
 const CLIP: (f64, f64) = (2.5, 5.0);
 
-/// Series of which autocorrelation is estimated.
+/// Number of series from which autocorrelation is estimated.
 const AUTOCORRELATED: usize = 256;
 
 /// Workers' residuals as series of mean 0 and length 1, so that a product is a correlation.
-pub(crate) struct Series {
-    /// The workers that have one: there for half of the rounds, and not always the same.
+pub(crate) struct ResidualSeries {
+    /// The workers that have a series: present in half of the rounds, and not constant.
     pub(crate) workers: Vec<usize>,
-    /// Rounds that one value stands for.
+    /// Rounds per value.
     pub(crate) rounds_per_value: usize,
-    /// How many independent values the series are worth.
+    /// Effective number of independent values.
     pub(crate) effective: f64,
     width: usize,
     values: Vec<f32>,
 }
 
-impl Series {
-    pub(crate) fn from_residuals(residuals: &Residuals, workers: usize, rounds: usize) -> Series {
+impl ResidualSeries {
+    pub(crate) fn from_residuals(
+        residuals: &Residuals,
+        workers: usize,
+        rounds: usize,
+    ) -> ResidualSeries {
         let most = WIDTHS[usize::from(workers > LARGE)];
         let rounds_per_value = rounds.div_ceil(most).max(1);
         let bins = rounds.div_ceil(rounds_per_value);
         let width = bins.next_multiple_of(LANES);
-        let mut series =
-            Series { workers: Vec::new(), rounds_per_value, effective: 0.0, width, values: vec![] };
+        let mut series = ResidualSeries {
+            workers: Vec::new(),
+            rounds_per_value,
+            effective: 0.0,
+            width,
+            values: vec![],
+        };
         for worker in 0..workers {
             if let Some(unit) = unit(residuals.of_worker(worker), rounds_per_value) {
                 series.workers.push(worker);
@@ -67,7 +75,7 @@ impl Series {
         &self.values[index * self.width..(index + 1) * self.width]
     }
 
-    /// The correlation that independent series exceed in one of so many trials with a probability of
+    /// The correlation that independent series exceed in any of `trials` trials with a probability of
     /// one in a hundred.
     ///
     /// Under independence Fisher's z = artanh r is normal with variance 1 / (effective − 3); the
@@ -77,7 +85,7 @@ impl Series {
         (z / (self.effective - 3.0).max(0.5).sqrt()).tanh()
     }
 
-    /// How many pairs of series there are.
+    /// The number of pairs of series.
     pub(crate) fn pairs(&self) -> f64 {
         (self.len() * self.len().saturating_sub(1)) as f64 / 2.0
     }
@@ -102,7 +110,7 @@ impl Series {
     }
 }
 
-/// Averages over stretches of rounds, at mean 0 and length 1; `None` where that cannot be.
+/// Averages over stretches of rounds, with mean 0 and length 1; `None` for too few or constant values.
 fn unit(residuals: &[f32], rounds_per_value: usize) -> Option<Vec<f64>> {
     let mut present: Vec<f64> =
         residuals.iter().filter(|x| !x.is_nan()).map(|&x| f64::from(x)).collect();
@@ -143,7 +151,7 @@ pub(crate) fn products(rows: &[f32], columns: &[f32], width: usize, out: &mut Ve
     Arch::new().dispatch(Products { rows, columns, width, out });
 }
 
-/// A type and not a closure, so that it is compiled for the widest vectors and not called from there.
+/// A type, not a closure, so that the loop itself is compiled for the widest vectors.
 struct Products<'a> {
     rows: &'a [f32],
     columns: &'a [f32],
@@ -179,9 +187,9 @@ mod tests {
 
     use super::*;
 
-    fn series(spec: &str) -> Series {
+    fn series(spec: &str) -> ResidualSeries {
         let trace = generate(&spec.parse().expect(spec), 1);
-        Series::from_residuals(
+        ResidualSeries::from_residuals(
             &Residuals::from_trace(&trace),
             trace.workers().len(),
             trace.rounds(),
@@ -210,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn who_never_changes_or_is_seldom_there_has_no_series() {
+    fn a_constant_or_mostly_absent_worker_has_no_series() {
         assert_eq!(
             series("failure:node=1,at=50,rounds=400").workers,
             [0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 15]

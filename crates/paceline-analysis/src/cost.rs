@@ -1,16 +1,16 @@
-//! What waiting for the slowest costs, and what a cutoff would save at best.
+//! The cost of waiting for the slowest, and the most that a cutoff could save.
 
 use paceline_trace::{Hindsight, Trace};
 use serde::Serialize;
 
 use crate::residual::bounds;
 
-/// Full sync against what hindsight could have had. Rates are contributions per unit of time.
+/// Full sync against the best rates in hindsight. Rates are contributions per unit of time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Cost {
+pub struct SyncCost {
     /// The share of their time that workers idle under full sync: 1 − mean(x) / mean(max).
     pub idle: f64,
-    /// Waiting for all.
+    /// Rate of waiting for all.
     pub full_rate: f64,
     /// The best fixed cutoff.
     pub fixed: Fixed,
@@ -21,7 +21,7 @@ pub struct Cost {
 /// The best fixed cutoff, in hindsight.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Fixed {
-    /// How many to wait for.
+    /// The count to wait for.
     pub count: usize,
     /// Its rate.
     pub rate: f64,
@@ -32,7 +32,7 @@ pub struct Fixed {
 /// The best cutoff of every round, in hindsight: no cutoff of whole workers can do better.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Oracle {
-    /// How many it waits for, on average.
+    /// Mean count that it waits for.
     pub mean_count: f64,
     /// Its rate.
     pub rate: f64,
@@ -42,11 +42,11 @@ pub struct Oracle {
     pub gain_over_fixed: f64,
 }
 
-impl Cost {
-    pub(crate) fn from_hindsight(trace: &Trace, seen: &Hindsight) -> Cost {
+impl SyncCost {
+    pub(crate) fn from_hindsight(trace: &Trace, seen: &Hindsight) -> SyncCost {
         let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 1.0 };
         let counts = seen.oracle_counts.iter().map(|&count| count as f64);
-        Cost {
+        SyncCost {
             idle: idle(trace),
             full_rate: seen.full_rate,
             fixed: Fixed {
@@ -64,8 +64,7 @@ impl Cost {
     }
 }
 
-/// The share of the time that workers idle when all wait for the slowest; who is absent does not
-/// wait.
+/// The share of time that workers idle when all wait for the slowest; absent workers do not wait.
 fn idle(trace: &Trace) -> f64 {
     let (mut working, mut waiting) = (0.0, 0.0);
     for round in 0..trace.rounds() {

@@ -1,22 +1,22 @@
-//! Time and rate as functions of how many are waited for.
+//! Time and rate as functions of the count waited for.
 
 use paceline_trace::{Hindsight, Trace};
 use serde::Serialize;
 
 use crate::quantile::quantile;
 
-/// Counts that a curve has at most, more or less.
+/// Approximate limit on the counts of a curve.
 const COUNTS: usize = 512;
 
-/// Rounds that the quantiles are taken over at most.
+/// Most rounds that the quantiles are taken over.
 const ROUNDS: usize = 400;
 
 /// Waiting for a fixed count of workers in every round.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Cutoff {
-    /// How many are waited for.
+pub struct CutoffPoint {
+    /// The count waited for.
     pub count: usize,
-    /// How long that takes: the mean over rounds of the order statistic x_(count).
+    /// Its mean time: the mean over rounds of the order statistic x_(count).
     pub wait: f64,
     /// One round in ten is faster than this.
     pub wait_p10: f64,
@@ -24,17 +24,22 @@ pub struct Cutoff {
     pub wait_p90: f64,
     /// Contributions per unit of time.
     pub rate: f64,
-    /// That rate over the rate of full sync: samples per second, which is what a learning rate that
-    /// grows with the batch makes of them.
+    /// That rate over the rate of full sync: relative samples per second, which is relative progress
+    /// under a learning rate that grows with the batch.
     pub against_full: f64,
-    /// Progress per second over that of full sync, with the gradient's noise taken into account: c
-    /// contributions are worth c / (c + noise), so the last ones add little where noise is small.
+    /// Progress per second over that of full sync, discounted by gradient noise: c contributions are
+    /// worth c / (c + noise), so the last ones add little if noise is small.
     pub progress_against_full: f64,
 }
 
 /// The curve, at every count of small clusters and at chosen ones of large clusters: `best` among
 /// them. `noise` is the gradient noise scale in contributions.
-pub(crate) fn cutoffs(trace: &Trace, seen: &Hindsight, overhead: f64, noise: f64) -> Vec<Cutoff> {
+pub(crate) fn cutoffs(
+    trace: &Trace,
+    seen: &Hindsight,
+    overhead: f64,
+    noise: f64,
+) -> Vec<CutoffPoint> {
     let n = trace.workers().len();
     let present = Presence::from_trace(trace);
     let counts = chosen(n, seen.best_static_count);
@@ -50,7 +55,7 @@ pub(crate) fn cutoffs(trace: &Trace, seen: &Hindsight, overhead: f64, noise: f64
         .map(|(&count, (wait_p10, wait_p90))| {
             let rate = seen.rates[count - 1];
             let wait = present.contributions(count) / rate / present.rounds() - overhead;
-            Cutoff {
+            CutoffPoint {
                 count,
                 wait,
                 wait_p10,
@@ -63,7 +68,7 @@ pub(crate) fn cutoffs(trace: &Trace, seen: &Hindsight, overhead: f64, noise: f64
         .collect()
 }
 
-/// How many rounds had so many workers there.
+/// Numbers of rounds by workers present.
 struct Presence {
     rounds_with: Vec<f64>,
 }
@@ -82,7 +87,7 @@ impl Presence {
         self.rounds_with.iter().sum()
     }
 
-    /// The sum over rounds of a function of how many contribute when `count` are waited for.
+    /// The sum over rounds of a function of the contributions when waiting for `count`.
     fn sum(&self, count: usize, of: impl Fn(f64) -> f64) -> f64 {
         let terms = self.rounds_with.iter().enumerate().filter(|(_, rounds)| **rounds > 0.0);
         terms.map(|(there, rounds)| rounds * of(there.min(count) as f64)).sum()

@@ -1,4 +1,4 @@
-//! Changes of many workers at one time, which have one cause.
+//! Simultaneous changes of several workers, which have one cause.
 
 use paceline_trace::Trace;
 use serde::Serialize;
@@ -11,14 +11,14 @@ use crate::{
 /// The probability of a false alarm, for all workers together, and for the cluster.
 const FALSE_ALARM: f64 = 0.01;
 
-/// What changed for good, and when.
+/// Lasting changes of a trace.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Changes {
     /// The typical run-time of the cluster: the median of a round.
     pub typical: Vec<Change>,
     /// The slowest worker of a round, which is the pace of full sync.
     pub slowest: Vec<Change>,
-    /// Workers that changed against the others, those that did so together in one.
+    /// Workers that changed relative to the others; simultaneous changes are one shift.
     pub workers: Vec<Shift>,
 }
 
@@ -29,17 +29,17 @@ pub struct Shift {
     pub round: usize,
     /// The new level over the old one, on (geometric) average.
     pub factor: f64,
-    /// Who.
+    /// The workers.
     pub workers: Vec<String>,
 }
 
 impl Changes {
-    /// Finds changes, and takes them out of the residuals, which then say how workers move about
-    /// their levels. `progress` is told the share that is done.
+    /// Finds changes, and removes them from the residuals, which then vary about the levels. Calls
+    /// `progress` with the share done.
     ///
-    /// Workers are judged by the round's median, which moves when many of them change: so where
-    /// changes are found, the reference is taken from those who did not change, and all is searched
-    /// again.
+    /// Workers are compared with the round's median, which moves when many of them change: so after
+    /// changes are found, the reference is taken from workers that did not change, and the search is
+    /// repeated.
     pub(crate) fn find(
         trace: &Trace,
         residuals: &mut Residuals,
@@ -62,7 +62,7 @@ impl Changes {
     }
 }
 
-/// When the greatest shifts were, in order, none of them close to each other or to an end.
+/// Rounds of the largest shifts, in order, none close to another or to an end.
 fn main_rounds(trace: &Trace, shifts: &[Shift]) -> Vec<usize> {
     const MOST: usize = 8;
     let (near, all) = (2 * near(trace), trace.rounds());
@@ -76,7 +76,7 @@ fn main_rounds(trace: &Trace, shifts: &[Shift]) -> Vec<usize> {
     rounds[1..rounds.len() - 1].to_vec()
 }
 
-/// Changes within so many rounds are one.
+/// Changes within this many rounds are one.
 fn near(trace: &Trace) -> usize {
     (trace.rounds().isqrt() / 2).max(3)
 }
@@ -95,7 +95,7 @@ fn search(residuals: &Residuals, n: usize, progress: &mut dyn FnMut(f64)) -> Vec
         .collect()
 }
 
-/// Puts together what happened within a few rounds; the largest first.
+/// Merges changes within a few rounds; the largest first.
 fn shifts(trace: &Trace, of_workers: &[Vec<Change>]) -> Vec<Shift> {
     let near = near(trace);
     let of_worker = |(worker, changes): (usize, &Vec<Change>)| {

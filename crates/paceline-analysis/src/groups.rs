@@ -4,62 +4,61 @@ use paceline_trace::Trace;
 use serde::Serialize;
 
 use crate::{
-    correlation::{Series, products},
+    correlation::{ResidualSeries, products},
     residual::Residuals,
     what_if::WhatIf,
 };
 
-/// Correlations below this make no group, however sure they are.
+/// Least correlation of a group, however significant smaller ones are.
 const LEAST: f64 = 0.3;
 
-/// Groups are one where workers of both correlate this much, as a share of what workers of one do.
+/// Groups are joined if the correlation between them is at least this share of that within one.
 const ALIKE: f32 = 0.7;
 
-/// How often groups are joined and workers sent where they fit.
+/// Iterations of joining groups and reassigning workers.
 const PASSES: usize = 3;
 
 /// Workers that are compared with all leaders at once.
 const BLOCK: usize = 32;
 
-/// The groups that were found, the largest first.
+/// The groups found, the largest first.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Groups {
-    /// Sets of two workers and more.
-    pub groups: Vec<Group>,
+pub struct WorkerGroups {
+    /// Groups of at least two workers.
+    pub groups: Vec<WorkerGroup>,
     /// The correlation from which two workers count as moving together.
     pub threshold: f64,
-    /// Rounds that were averaged to bound the work: 1 is none.
+    /// Rounds averaged into one value to bound the work; 1 for no averaging.
     pub rounds_averaged: usize,
 }
 
 /// Workers whose run-times move together.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Group {
+pub struct WorkerGroup {
     /// Their names, in the trace's order.
     pub workers: Vec<String>,
-    /// How a member's run-times correlate with those of the rest of the group, on average.
+    /// Mean correlation of a member's run-times with those of the rest of the group.
     pub correlation: f64,
-    /// How many times as long full sync took as it would have if the group had been as fast as the
-    /// others.
+    /// Full sync's time over its time if the group had been as fast as the others.
     pub slowdown: f64,
 }
 
-impl Groups {
+impl WorkerGroups {
     /// Finds groups by the correlation of residuals: run-times in the logarithm less the round's
     /// median and the worker's own level.
     ///
     /// Leader clustering: in the trace's order, a worker joins the group whose first member it is
-    /// most correlated with, or founds one. What keeps independent workers apart is that no pair of
-    /// all may correlate so much by chance ([`Series::by_chance`]). Then groups that are alike are
-    /// joined, and every worker goes to the group it fits best, for which it is enough that it does
-    /// not fit one of the groups there are by chance. `progress` is told the share that is done.
+    /// most correlated with, or founds one. The threshold is the correlation that no pair of independent
+    /// workers exceeds by chance ([`ResidualSeries::by_chance`]). Then similar groups are joined, and every
+    /// worker goes to the group it fits best, with the threshold for the number of groups. Calls
+    /// `progress` with the share done.
     pub(crate) fn find(
         trace: &Trace,
         residuals: &Residuals,
         progress: &mut dyn FnMut(f64),
-    ) -> Groups {
+    ) -> WorkerGroups {
         let n = trace.workers().len();
-        let series = Series::from_residuals(residuals, n, trace.rounds());
+        let series = ResidualSeries::from_residuals(residuals, n, trace.rounds());
         let threshold = series.by_chance(series.pairs()).max(LEAST);
         let rounds_averaged = series.rounds_per_value;
         let mut clusters = Clusters::led(&series, threshold as f32, progress);
@@ -77,18 +76,18 @@ impl Groups {
         }
         let what_if = WhatIf::for_sets(trace, &sets, found.len() + n);
         let name = |&worker: &usize| trace.workers()[worker].clone();
-        let groups = found.iter().enumerate().map(|(set, (members, correlation))| Group {
+        let groups = found.iter().enumerate().map(|(set, (members, correlation))| WorkerGroup {
             workers: members.iter().map(name).collect(),
             correlation: *correlation,
             slowdown: what_if.slowdowns[set],
         });
-        Groups { groups: groups.collect(), threshold, rounds_averaged }
+        WorkerGroups { groups: groups.collect(), threshold, rounds_averaged }
     }
 }
 
-/// Which series belongs where.
+/// The assignment of series to clusters.
 struct Clusters<'a> {
-    series: &'a Series,
+    series: &'a ResidualSeries,
     cluster_of: Vec<Option<usize>>,
     sizes: Vec<usize>,
     /// The sum of a cluster's series, cluster by cluster.
@@ -96,7 +95,11 @@ struct Clusters<'a> {
 }
 
 impl<'a> Clusters<'a> {
-    fn led(series: &'a Series, threshold: f32, progress: &mut dyn FnMut(f64)) -> Clusters<'a> {
+    fn led(
+        series: &'a ResidualSeries,
+        threshold: f32,
+        progress: &mut dyn FnMut(f64),
+    ) -> Clusters<'a> {
         let width = series.width();
         let mut cluster_of = Vec::with_capacity(series.len());
         let (mut leaders, mut near): (Vec<f32>, Vec<f32>) = (Vec::new(), Vec::new());
@@ -161,8 +164,7 @@ impl<'a> Clusters<'a> {
         means
     }
 
-    /// Joins clusters that are one: the mean correlation of a member of the one with a member of
-    /// the other is near that of two members of one.
+    /// Joins clusters whose mean correlation with each other is near that within one.
     fn join_alike(&mut self) {
         let width = self.series.width();
         let within: Vec<f32> = self
@@ -190,7 +192,7 @@ impl<'a> Clusters<'a> {
         self.recount();
     }
 
-    /// Sends everybody where it fits best, if it fits at all. A member is compared with the others
+    /// Assigns every series to the cluster it fits best, if any. A member is compared with the others
     /// of its cluster, not with itself.
     fn reassign(&mut self, threshold: f32) {
         let (means, width) = (self.means(), self.series.width());
@@ -241,15 +243,15 @@ mod tests {
     use super::*;
     use crate::Changes;
 
-    fn groups(spec: &str, seed: u64) -> Groups {
+    fn groups(spec: &str, seed: u64) -> WorkerGroups {
         let trace = generate(&spec.parse().expect(spec), seed);
         let mut residuals = Residuals::from_trace(&trace);
         Changes::find(&trace, &mut residuals, &mut |_| {});
-        Groups::find(&trace, &residuals, &mut |_| {})
+        WorkerGroups::find(&trace, &residuals, &mut |_| {})
     }
 
     /// The groups as ranges of worker numbers, none of which may have a hole.
-    fn ranges(groups: &Groups) -> Vec<(usize, usize)> {
+    fn ranges(groups: &WorkerGroups) -> Vec<(usize, usize)> {
         let mut ranges: Vec<(usize, usize)> = groups
             .groups
             .iter()

@@ -1,5 +1,5 @@
-//! What a trace of run-times says: what stragglers cost, what a cutoff would save, who is slow, who
-//! is slow together, and since when.
+//! Analysis of run-time traces: the cost of stragglers, the savings of a cutoff, slow workers, workers
+//! that are slow together, and lasting changes.
 //!
 //! Nothing here reads a file or prints: a [`Trace`](paceline_trace::Trace) goes in, an [`Analysis`]
 //! comes out, the same for the same trace.
@@ -22,14 +22,14 @@ mod student;
 mod survival;
 mod what_if;
 
-pub use analysis::{Analysis, Options, Saving, Stage, analyze};
-pub use censoring::{Bound, Censoring};
+pub use analysis::{Analysis, AnalysisStage, Options, Saving, analyze};
+pub use censoring::{Censoring, CensoringBound};
 pub use change::Change;
-pub use cost::{Cost, Fixed, Oracle};
-pub use cutoff::Cutoff;
+pub use cost::{Fixed, Oracle, SyncCost};
+pub use cutoff::CutoffPoint;
 pub use event::{Changes, Shift};
-pub use groups::{Group, Groups};
+pub use groups::{WorkerGroup, WorkerGroups};
 pub use partial::PartialWork;
-pub use ranking::{Ranking, Slowness, Worst};
-pub use spread::{Spread, Tail};
+pub use ranking::{Ranking, WorkerSlowness, Worst};
+pub use spread::{RunTimeSpread, TailQuantiles};
 pub use survival::{Survival, Survivals};

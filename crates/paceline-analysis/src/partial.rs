@@ -1,12 +1,12 @@
-//! What deadlines would give where a round is done in several micro-batches.
+//! Rates of deadlines for rounds of several micro-batches.
 
 use paceline_trace::{Trace, deadlines};
 use serde::Serialize;
 
-/// Rounds that close at a deadline and keep what was finished by then, over full sync, in hindsight.
+/// Rates in hindsight of rounds that close at a deadline and keep finished micro-batches, over full sync.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct PartialWork {
-    /// Micro-batches a worker does in a round.
+    /// Micro-batches per worker and round.
     pub micro_batches: usize,
     /// The best deadline that is the same in every round, in the trace's unit.
     pub deadline: f64,
@@ -14,12 +14,12 @@ pub struct PartialWork {
     pub fixed_gain: f64,
     /// The rate with the best deadline of every round over that of full sync.
     pub oracle_gain: f64,
-    /// The rate if work were spread evenly and nobody waited, over that of full sync.
+    /// The rate if work were spread evenly and no worker waited, over that of full sync.
     pub balance_gain: f64,
 }
 
 impl PartialWork {
-    /// `None` where the trace knows of no micro-batches.
+    /// `None` if the trace has no micro-batches.
     pub(crate) fn from_trace(trace: &Trace, overhead: f64) -> Option<PartialWork> {
         let micro_batches = trace.micro_batches();
         if micro_batches < 2 {

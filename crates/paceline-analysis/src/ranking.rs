@@ -1,4 +1,4 @@
-//! Who is slow, and how sure that is.
+//! Ranking of workers by slowness, with confidence.
 
 use paceline_trace::{Cell, Trace};
 use serde::Serialize;
@@ -11,51 +11,48 @@ use crate::{
     what_if::WhatIf,
 };
 
-/// All flags of a trace together are right with this probability of error.
+/// Probability that any flag of a trace is wrong.
 const FALSE_FLAGS: f64 = 0.01;
 
-/// Less than this is not worth a flag: 2 %.
+/// Least slowness for a flag: 2 %.
 const WORTH_A_FLAG: f64 = 0.02;
 
-/// The workers, the slowest first, and what the slowest few cost together.
+/// The workers, the slowest first, and the joint cost of the most costly few.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Ranking {
-    /// By how slow they are.
-    pub workers: Vec<Slowness>,
+    /// All workers, the slowest first.
+    pub workers: Vec<WorkerSlowness>,
     /// The few that cost most.
     pub worst: Worst,
 }
 
-/// How slow a worker is against the typical one.
+/// The slowness of a worker relative to the typical one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Slowness {
+pub struct WorkerSlowness {
     /// Its name.
     pub worker: String,
-    /// How many times as long as the typical worker it takes, on (geometric) average.
+    /// Geometric mean of its run-time over the typical worker's.
     pub factor: f64,
-    /// From where to where that lies with 95 % confidence, autocorrelation taken into account; none
-    /// where the rounds are too few to say.
+    /// Its 95 % confidence interval, corrected for autocorrelation; `None` for too few rounds.
     pub interval: Option<(f64, f64)>,
     /// The probability that it is slower than the typical worker.
     pub probability: Option<f64>,
-    /// It is slower by more than 2 %, and all these flags together are wrong one time in a hundred.
+    /// Slower by more than 2 %, at a family-wise error of one in a hundred.
     pub slow: bool,
-    /// The share of its run-times that are lower bounds: where there are such, it may be slower than
-    /// all of this says.
+    /// The share of its run-times that are lower bounds; if above 0, it may be slower than stated.
     pub censored: f64,
-    /// The share of rounds in which it was last, and nobody with it.
+    /// The share of rounds in which it alone was last.
     pub last: f64,
-    /// S_w: how many times as long full sync took as it would have if this worker had been as fast
-    /// as the others.
+    /// S_w: full sync's time over its time if this worker had been as fast as the others.
     pub slowdown: f64,
 }
 
-/// The few workers that full sync owes most to: 3 % of all at most, at least one.
+/// The few workers that cost full sync the most: at most 3 % of all, at least one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Worst {
     /// Their names, the most costly first.
     pub workers: Vec<String>,
-    /// How many times as long full sync took for them.
+    /// Full sync's time over its time if they had been as fast as the others.
     pub slowdown: f64,
 }
 
@@ -68,11 +65,11 @@ impl Ranking {
         let what_if = WhatIf::of_workers(trace);
         let censored = censored(trace);
         let mut quantiles = Quantiles::new(n);
-        let mut workers: Vec<Slowness> = (0..n)
+        let mut workers: Vec<WorkerSlowness> = (0..n)
             .filter(|&worker| !series[worker].is_empty())
             .map(|worker| {
                 let level = Level::from_series(&series[worker], typical, &mut quantiles);
-                Slowness {
+                WorkerSlowness {
                     worker: trace.workers()[worker].clone(),
                     factor: level.mean.exp(),
                     interval: level.interval.map(|(low, high)| (low.exp(), high.exp())),
@@ -106,7 +103,7 @@ impl Worst {
     }
 }
 
-/// In how many rounds each worker's run-time is a lower bound.
+/// The number of rounds in which each worker's run-time is a lower bound.
 fn censored(trace: &Trace) -> Vec<f64> {
     let mut counts = vec![0.0; trace.workers().len()];
     for round in 0..trace.rounds() {
@@ -146,8 +143,8 @@ impl Level {
     }
 }
 
-/// Quantiles for 95 % of one worker, and for no false flag among all; remembered, since most workers
-/// were there equally often.
+/// Quantiles for 95 % of one worker, and for no false flag among all; cached, since most workers were
+/// present equally often.
 struct Quantiles {
     strict_tail: f64,
     known: Option<(usize, (f64, f64))>,
@@ -208,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_flagged_where_all_are_alike() {
+    fn no_worker_is_flagged_where_all_are_alike() {
         for spec in ["iid-lognormal", "iid-exp", "iid-pareto", "ar:n=64"] {
             for seed in 1..4 {
                 let flagged = ranking(spec, seed, &[]).workers.iter().filter(|w| w.slow).count();
@@ -222,13 +219,14 @@ mod tests {
         let workers = ranking("iid-pareto:n=400,rounds=400", 1, &[]).workers;
         let slower = workers.iter().filter(|w| w.probability > Some(0.5)).count();
         assert!((150..250).contains(&slower), "{slower}");
-        let holds = |w: &&Slowness| w.interval.is_some_and(|(low, high)| low < 1.0 && high > 1.0);
+        let holds =
+            |w: &&WorkerSlowness| w.interval.is_some_and(|(low, high)| low < 1.0 && high > 1.0);
         let held = workers.iter().filter(holds).count();
         assert!((364..=396).contains(&held), "{held} of 400");
     }
 
     #[test]
-    fn of_one_round_no_confidence_is_claimed() {
+    fn one_round_gives_no_confidence_interval() {
         let ranking = ranking("iid-lognormal:n=3,rounds=1", 1, &[]);
         assert!(ranking.workers.iter().all(|worker| worker.interval.is_none() && !worker.slow));
     }

@@ -1,4 +1,4 @@
-//! Logarithms of run-times, less what all have in common.
+//! Logarithms of run-times, less each round's median.
 
 use std::ops::Range;
 
@@ -6,12 +6,12 @@ use paceline_trace::{Cell, Trace};
 
 use crate::quantile::median;
 
-/// ln x_i(t) − median over i of ln x_i(t), worker by worker. A lower bound counts as the run-time;
-/// who is absent has NaN.
+/// ln x_i(t) − median over i of ln x_i(t), worker by worker. A lower bound counts as the run-time; NaN
+/// is absent.
 pub(crate) struct Residuals {
     rounds: usize,
     values: Vec<f32>,
-    /// The logarithm of each round's median; NaN where nobody was there.
+    /// The logarithm of each round's median; NaN without workers.
     pub(crate) medians: Vec<f64>,
     /// The logarithm of each round's slowest, likewise.
     pub(crate) slowest: Vec<f64>,
@@ -39,23 +39,23 @@ impl Residuals {
         Residuals { rounds, values, medians, slowest }
     }
 
-    /// One worker's, round by round.
+    /// One worker's residuals, round by round.
     pub(crate) fn of_worker(&self, worker: usize) -> &[f32] {
         &self.values[worker * self.rounds..(worker + 1) * self.rounds]
     }
 
-    /// One worker's, where it was there.
+    /// One worker's residuals in the rounds in which it was present.
     pub(crate) fn present(&self, worker: usize) -> Vec<f64> {
         let all = self.of_worker(worker).iter();
         all.filter(|x| !x.is_nan()).map(|&x| f64::from(x)).collect()
     }
 
-    /// How far the median moved against those who did not change, at these rounds: an offset for
-    /// each round.
+    /// The movement of the median relative to workers that did not change, at these rounds: an offset
+    /// for each round.
     ///
-    /// When a third of a cluster becomes slow, the median by which all are judged moves up, and the
-    /// others seem to have become faster. Those who did not change are taken to be the half of the
-    /// workers whose levels moved most alike.
+    /// When a third of a cluster becomes slow, the median that all are compared with moves up, and the
+    /// others seem to have become faster. The half of the workers whose levels moved most alike is
+    /// assumed not to have changed.
     pub(crate) fn offsets(&self, rounds: &[usize]) -> Vec<f64> {
         let stretches = stretches(rounds, self.rounds);
         let levels = self.levels(&stretches);
@@ -77,8 +77,8 @@ impl Residuals {
         self.medians.iter_mut().zip(offsets).for_each(|(median, offset)| *median += offset);
     }
 
-    /// Takes every worker's levels between these rounds out, of those who changed there and of those
-    /// who did not: what is left are movements about the levels, alike for all.
+    /// Removes every worker's levels between these rounds, whether or not it changed there: the rest
+    /// varies about the levels, alike for all.
     pub(crate) fn level(&mut self, rounds: &[usize]) {
         let stretches = stretches(rounds, self.rounds);
         let levels = self.levels(&stretches);
@@ -89,7 +89,7 @@ impl Residuals {
         }
     }
 
-    /// Every worker's median in each stretch; NaN where it was not there.
+    /// Every worker's median in each stretch; NaN if it was absent.
     fn levels(&self, stretches: &[Range<usize>]) -> Vec<Vec<f64>> {
         let mut present = Vec::new();
         let mut level = |stretch: &[f32]| {
@@ -104,15 +104,15 @@ impl Residuals {
     }
 }
 
-/// What lies between these rounds.
+/// The stretches between these rounds.
 fn stretches(rounds: &[usize], all: usize) -> Vec<Range<usize>> {
     let starts = [0].into_iter().chain(rounds.iter().copied());
     let ends = rounds.iter().copied().chain([all]);
     starts.zip(ends).map(|(start, end)| start..end).collect()
 }
 
-/// The mean of the shortest interval that holds half of the values (the shorth): where most agree,
-/// whatever the others do. 0 of none.
+/// The mean of the shortest interval that holds half of the values (the shorth), a robust estimate of
+/// their mode. 0 for no values.
 fn densest_half(values: &mut [f64]) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let half = values.len() / 2 + 1;
@@ -121,7 +121,7 @@ fn densest_half(values: &mut [f64]) -> f64 {
     densest.map_or(0.0, |window| window.iter().sum::<f64>() / window.len() as f64)
 }
 
-/// The run-times of a round as they are known; NaN is absent.
+/// The run-times or lower bounds of a round; NaN is absent.
 pub(crate) fn bounds(trace: &Trace, round: usize) -> impl Iterator<Item = f64> + '_ {
     trace.row(round).map(|cell| Cell::bound(cell).unwrap_or(f64::NAN))
 }

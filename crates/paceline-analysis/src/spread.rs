@@ -1,16 +1,16 @@
-//! How run-times differ: between workers, over time, and in the tail.
+//! The spread of run-times: between workers, over time, and in the tail.
 
 use paceline_trace::Trace;
 use serde::Serialize;
 
 use crate::residual::{Residuals, bounds};
 
-/// How run-times lie. Ratios have no unit; `median` and `mean` have the trace's.
+/// The spread of run-times. Ratios have no unit; `median` and `mean` have the trace's.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Spread {
-    /// Of all run-times.
+pub struct RunTimeSpread {
+    /// Median of all run-times.
     pub median: f64,
-    /// Of all run-times.
+    /// Mean of all run-times.
     pub mean: f64,
     /// Standard deviation over mean within a round, on average over rounds.
     pub within_rounds: f64,
@@ -19,16 +19,16 @@ pub struct Spread {
     /// Standard deviation of the rounds' medians, as a share.
     pub over_time: f64,
     /// Run-times over the median of their round.
-    pub tail: Tail,
+    pub tail: TailQuantiles,
     /// The slowest of a round over its median.
-    pub slowest: Tail,
-    /// The share of cells in which a worker was not there.
+    pub slowest: TailQuantiles,
+    /// The share of absent cells.
     pub absent: f64,
 }
 
 /// Quantiles of a ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Tail {
+pub struct TailQuantiles {
     /// Half are below.
     pub p50: f64,
     /// Nine in ten are below.
@@ -41,17 +41,17 @@ pub struct Tail {
     pub max: f64,
 }
 
-impl Tail {
-    pub(crate) fn from_sorted(sorted: &[f64]) -> Tail {
+impl TailQuantiles {
+    pub(crate) fn from_sorted(sorted: &[f64]) -> TailQuantiles {
         let at = |q: f64| {
             let rank = (sorted.len() as f64 * q).ceil() as usize;
             sorted.get(rank.max(1) - 1).copied().unwrap_or(f64::NAN)
         };
-        Tail { p50: at(0.5), p90: at(0.9), p99: at(0.99), p999: at(0.999), max: at(1.0) }
+        TailQuantiles { p50: at(0.5), p90: at(0.9), p99: at(0.99), p999: at(0.999), max: at(1.0) }
     }
 }
 
-impl Spread {
+impl RunTimeSpread {
     /// `levels` are the workers' own, in the logarithm; `ratios` and `slowest` those of
     /// [`Ratios`](crate::survival::Ratios), sorted.
     pub(crate) fn from_trace(
@@ -60,7 +60,7 @@ impl Spread {
         levels: &[f64],
         ratios: &[f64],
         slowest: &[f64],
-    ) -> Spread {
+    ) -> RunTimeSpread {
         let (mut sum, mut there, mut variation, mut rounds) = (0.0, 0usize, 0.0, 0usize);
         for round in 0..trace.rounds() {
             let (mut count, mut total, mut squares) = (0usize, 0.0, 0.0);
@@ -77,14 +77,14 @@ impl Spread {
             sum += total;
             there += count;
         }
-        Spread {
+        RunTimeSpread {
             median: trace.median(),
             mean: sum / there.max(1) as f64,
             within_rounds: variation / rounds.max(1) as f64,
             between_workers: share(levels),
             over_time: share(&residuals.medians),
-            tail: Tail::from_sorted(ratios),
-            slowest: Tail::from_sorted(slowest),
+            tail: TailQuantiles::from_sorted(ratios),
+            slowest: TailQuantiles::from_sorted(slowest),
             absent: 1.0 - there as f64 / (trace.workers().len() * trace.rounds()).max(1) as f64,
         }
     }

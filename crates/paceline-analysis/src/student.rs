@@ -1,7 +1,7 @@
 //! Student's t distribution, for whole degrees of freedom.
 
-/// P(|T| < t) with so many degrees of freedom: the finite series of Abramowitz and Stegun, 26.7.3
-/// and 26.7.4.
+/// P(|T| < t) for whole degrees of freedom: the finite series of Abramowitz and Stegun, 26.7.3 and
+/// 26.7.4.
 fn within(t: f64, degrees: usize) -> f64 {
     let angle = (t.abs() / (degrees as f64).sqrt()).atan();
     let (sin, cos) = angle.sin_cos();

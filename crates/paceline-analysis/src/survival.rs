@@ -1,4 +1,4 @@
-//! The tail as a curve: how often a run-time is longer than so many times the typical one.
+//! Tail curves: the share of run-times beyond multiples of the typical one.
 
 use paceline_trace::Trace;
 use serde::Serialize;
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn one_value_and_none_are_no_trouble() {
+    fn one_value_or_none_gives_a_curve() {
         assert_eq!(Survival::from_sorted(&[2.0]).points, [(2.0, 1.0)]);
         assert_eq!(Survival::from_sorted(&[]).points, []);
     }

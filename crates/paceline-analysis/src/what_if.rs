@@ -1,14 +1,14 @@
-//! What if somebody had been as fast as the others?
+//! Counterfactuals: full sync if some workers had been as fast as the others.
 
 use paceline_trace::Trace;
 
 use crate::residual::bounds;
 
-/// What full sync owes to each set of workers.
+/// The slowdown of full sync due to each set of workers.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct WhatIf {
     /// `slowdowns[k]` = T_full / T_full with the run-times of set k replaced by those of typical
-    /// others: 1 where it never mattered.
+    /// others: 1 if the set never mattered.
     pub(crate) slowdowns: Vec<f64>,
     /// The share of rounds whose slowest was of set k and of no other.
     pub(crate) last: Vec<f64>,
@@ -17,9 +17,9 @@ pub(crate) struct WhatIf {
 impl WhatIf {
     /// `sets[i]` is the set that worker i belongs to, of `count` sets.
     ///
-    /// Members whose run-times are replaced by the median of the others cannot be last any more
-    /// unless nobody else is there, so the round ends with the slowest of the other sets: one pass
-    /// over the trace tells it for every set.
+    /// Members whose run-times are replaced by the median of the others cannot be last unless no other
+    /// worker is present, so the round ends with the slowest of the other sets: one pass over the trace
+    /// suffices for all sets.
     pub(crate) fn for_sets(trace: &Trace, sets: &[usize], count: usize) -> WhatIf {
         let (mut saved, mut times_last) = (vec![0.0; count], vec![0.0; count]);
         let (mut full, mut rounds) = (0.0, 0.0);
@@ -42,19 +42,19 @@ impl WhatIf {
         }
     }
 
-    /// Every worker a set of its own.
+    /// One set per worker.
     pub(crate) fn of_workers(trace: &Trace) -> WhatIf {
         let n = trace.workers().len();
         WhatIf::for_sets(trace, &Vec::from_iter(0..n), n)
     }
 }
 
-/// How a round ends.
+/// The end of a round.
 struct Ends {
-    /// The slowest, and whose it is.
+    /// The slowest run-time, and its set.
     slowest: f64,
     set: usize,
-    /// The slowest of another set.
+    /// The slowest run-time of another set.
     of_others: Option<f64>,
 }
 
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn each_worker_answers_for_what_only_it_delayed() {
+    fn a_worker_counts_for_the_delay_that_it_alone_caused() {
         let what_if = WhatIf::of_workers(&trace());
         // 20 s in all; without worker 2's excess 12 s, without worker 1's 19 s.
         assert_eq!(what_if.slowdowns, [1.0, 20.0 / 19.0, 20.0 / 12.0]);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_answers_for_what_its_members_delayed_together() {
+    fn a_set_counts_for_the_delay_that_its_members_caused_together() {
         let what_if = WhatIf::for_sets(&trace(), &[0, 1, 1], 2);
         assert_eq!(what_if.slowdowns, [1.0, 20.0 / (1.0 + 4.0 + 4.0)]);
         // A member that is not the slowest must not stand for the others.

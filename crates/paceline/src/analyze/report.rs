@@ -1,6 +1,6 @@
 //! An analysis as a page.
 
-use paceline_analysis::{Analysis, Cutoff, Shift};
+use paceline_analysis::{Analysis, CutoffPoint, Shift};
 use paceline_report::{Axis, Heatmap, HeatmapCell, LineChart, Page, Section, Series, Table, short};
 use paceline_trace::{Cell, Trace};
 
@@ -156,7 +156,7 @@ fn charts(analysis: &Analysis) -> Section {
         .chart(&order_statistics(analysis))
 }
 
-fn curve(analysis: &Analysis, height: impl Fn(&Cutoff) -> f64) -> Vec<(f64, f64)> {
+fn curve(analysis: &Analysis, height: impl Fn(&CutoffPoint) -> f64) -> Vec<(f64, f64)> {
     analysis.cutoffs.iter().map(|cutoff| (cutoff.count as f64, height(cutoff))).collect()
 }
 

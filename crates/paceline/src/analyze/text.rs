@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use paceline_analysis::{Analysis, Cutoff};
+use paceline_analysis::{Analysis, CutoffPoint};
 use paceline_report::short;
 
 use super::words::{
@@ -100,7 +100,7 @@ fn cutoffs(analysis: &Analysis) -> String {
 }
 
 /// A few cutoffs that show the curve: shares of the workers, the last ones, the best.
-fn chosen(analysis: &Analysis) -> Vec<&Cutoff> {
+fn chosen(analysis: &Analysis) -> Vec<&CutoffPoint> {
     let n = analysis.workers as f64;
     let mut counts: Vec<usize> = [0.5, 0.75, 0.9, 0.97]
         .iter()
@@ -112,7 +112,7 @@ fn chosen(analysis: &Analysis) -> Vec<&Cutoff> {
     counts.dedup();
     let nearest =
         |count: usize| analysis.cutoffs.iter().min_by_key(|cutoff| cutoff.count.abs_diff(count));
-    let mut chosen: Vec<&Cutoff> = counts.into_iter().filter_map(nearest).collect();
+    let mut chosen: Vec<&CutoffPoint> = counts.into_iter().filter_map(nearest).collect();
     chosen.dedup_by_key(|cutoff| cutoff.count);
     chosen
 }

@@ -1,6 +1,6 @@
 //! Findings in words, the same for terminal and page.
 
-use paceline_analysis::{Analysis, Change, Ranking, Shift, Slowness};
+use paceline_analysis::{Analysis, Change, Ranking, Shift, WorkerSlowness};
 use paceline_report::short;
 
 /// A share of one, in per cent.
@@ -29,7 +29,7 @@ pub(super) fn times(ratio: f64) -> String {
 }
 
 /// How slow a worker is; at least so slow where its run-times are in part lower bounds.
-pub(super) fn slowness(worker: &Slowness) -> String {
+pub(super) fn slowness(worker: &WorkerSlowness) -> String {
     let least = if worker.censored > 0.0 { "≥ " } else { "" };
     format!("{least}{}", times(worker.factor))
 }
