@@ -1,8 +1,8 @@
 //! Standard error behind a bounded queue: a reader that does not read blocks one thread and nothing
 //! else.
 //!
-//! A pipe that nobody reads and a terminal stopped with Ctrl-S both block their writer. Only the thread
-//! of [`Console`] writes to standard error while a run is on. Lines that find the queue full are
+//! A pipe without a reader at work and a terminal stopped with Ctrl-S both block their writer. During a
+//! run only the thread of [`Console`] writes to standard error. Lines that find the queue full are
 //! dropped and counted; the event log has everything.
 
 use std::{
@@ -26,9 +26,9 @@ const QUEUE: usize = 1024;
 const FLUSH: Duration = Duration::from_secs(1);
 
 /// One request to the thread that writes.
-enum Output {
+enum ConsoleRequest {
     Line(String),
-    /// From here on lines go above this bar.
+    /// Later lines go above this bar.
     Bar(ProgressBar),
     Status(Status),
     ClearBar,
@@ -38,7 +38,7 @@ enum Output {
 
 /// What a progress bar shows.
 pub(crate) struct Status {
-    /// The round at which the run will be over, if it can be told.
+    /// The round at which the run will end, if known.
     pub(crate) goal: Option<u64>,
     /// Rounds done.
     pub(crate) rounds: u64,
@@ -48,9 +48,9 @@ pub(crate) struct Status {
 
 /// A bounded queue of output and the thread that writes it.
 struct Console {
-    queue: SyncSender<Output>,
+    queue: SyncSender<ConsoleRequest>,
     lost: &'static AtomicU64,
-    /// The last flush gave up, and nothing was written since.
+    /// The last flush timed out, and nothing was written since.
     stuck: &'static AtomicBool,
 }
 
@@ -60,30 +60,30 @@ impl Console {
         let lost: &AtomicU64 = Box::leak(Box::default());
         let stuck: &AtomicBool = Box::leak(Box::default());
         let thread = thread::Builder::new().name("console".to_owned());
-        // Without a thread the queue is closed, and lines are written by whoever says them.
+        // Without a thread the queue is closed, and callers write their lines themselves.
         let _ = thread.spawn(move || write(writer, &outputs, lost, stuck));
         Console { queue, lost, stuck }
     }
 
     fn say(&self, line: String) {
-        match self.queue.try_send(Output::Line(line)) {
+        match self.queue.try_send(ConsoleRequest::Line(line)) {
             Ok(()) => {}
-            Err(TrySendError::Disconnected(Output::Line(line))) => {
+            Err(TrySendError::Disconnected(ConsoleRequest::Line(line))) => {
                 let _ = writeln!(io::stderr(), "{line}");
             }
             Err(_) => drop(self.lost.fetch_add(1, Ordering::Relaxed)),
         }
     }
 
-    /// Waits until everything said so far is written, at most [`FLUSH`], and not again while a reader
-    /// that was waited for in vain still does not read.
+    /// Waits until all queued lines are written, at most [`FLUSH`]. After a timeout it does not wait
+    /// again until the reader has read something.
     fn flush(&self) {
         if self.stuck.load(Ordering::Relaxed) {
             return;
         }
         let (done, flushed) = mpsc::sync_channel(1);
         let deadline = Instant::now() + FLUSH;
-        let mut request = Output::Flush(done);
+        let mut request = ConsoleRequest::Flush(done);
         while let Err(TrySendError::Full(refused)) = self.queue.try_send(request) {
             if Instant::now() >= deadline {
                 return self.stuck.store(true, Ordering::Relaxed);
@@ -98,9 +98,14 @@ impl Console {
     }
 }
 
-/// Writes what is queued, for as long as the process lives. A reader that has gone (`2>&1 | head`) is no
-/// reason to end a run.
-fn write(mut writer: impl Write, outputs: &Receiver<Output>, lost: &AtomicU64, stuck: &AtomicBool) {
+/// Writes queued output for as long as the process lives. A closed reader (`2>&1 | head`) does not end a
+/// run.
+fn write(
+    mut writer: impl Write,
+    outputs: &Receiver<ConsoleRequest>,
+    lost: &AtomicU64,
+    stuck: &AtomicBool,
+) {
     let mut bar: Option<ProgressBar> = None;
     let mut line = |bar: &Option<ProgressBar>, line: &str| match bar {
         Some(bar) => bar.println(line),
@@ -108,17 +113,17 @@ fn write(mut writer: impl Write, outputs: &Receiver<Output>, lost: &AtomicU64, s
     };
     for output in outputs {
         match output {
-            Output::Line(text) => line(&bar, &text),
-            Output::Bar(new) => bar = Some(new),
-            Output::Status(Status { goal, rounds, text }) => {
+            ConsoleRequest::Line(text) => line(&bar, &text),
+            ConsoleRequest::Bar(new) => bar = Some(new),
+            ConsoleRequest::Status(Status { goal, rounds, text }) => {
                 if let Some(bar) = &bar {
                     goal.into_iter().for_each(|goal| bar.set_length(goal));
                     bar.set_position(rounds);
                     bar.set_message(text);
                 }
             }
-            Output::ClearBar => bar.take().iter().for_each(ProgressBar::finish_and_clear),
-            Output::Flush(done) => drop(done.send(())),
+            ConsoleRequest::ClearBar => bar.take().iter().for_each(ProgressBar::finish_and_clear),
+            ConsoleRequest::Flush(done) => drop(done.send(())),
         }
         stuck.store(false, Ordering::Relaxed);
         match lost.swap(0, Ordering::Relaxed) {
@@ -140,34 +145,34 @@ pub(crate) fn say(line: impl Text) {
     console().say(line.to_string());
 }
 
-/// Prints a line on standard output, after everything said on standard error so far. Nobody need be
-/// there to read it; a reader that is there and does not read is waited for.
+/// Prints a line on standard output, after all earlier lines on standard error. A closed reader is
+/// ignored; a reader that does not read blocks the caller.
 pub(crate) fn print(line: impl Text) {
     flush();
     let _ = writeln!(io::stdout(), "{line}");
 }
 
-/// Waits a moment until everything said so far is written.
+/// Waits until all queued lines are written, at most [`FLUSH`].
 pub(crate) fn flush() {
     console().flush();
 }
 
 /// Shows `bar` on a terminal until [`clear_bar`].
 pub(crate) fn show_bar(bar: ProgressBar) {
-    let _ = console().queue.try_send(Output::Bar(bar));
+    let _ = console().queue.try_send(ConsoleRequest::Bar(bar));
 }
 
-/// Updates the bar that is shown, if there is one and standard error is read.
+/// Updates the bar, if one is shown and standard error is read.
 pub(crate) fn show_status(status: Status) {
-    let _ = console().queue.try_send(Output::Status(status));
+    let _ = console().queue.try_send(ConsoleRequest::Status(status));
 }
 
-/// Takes the bar away.
+/// Removes the bar.
 pub(crate) fn clear_bar() {
-    let _ = console().queue.try_send(Output::ClearBar);
+    let _ = console().queue.try_send(ConsoleRequest::ClearBar);
 }
 
-/// Where diagnostics go: each write is one record, said as a line.
+/// The writer of diagnostics: each write is one record and becomes one line.
 pub(crate) struct Diagnostics;
 
 impl Write for Diagnostics {
@@ -224,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_nobody_reads_are_dropped_and_counted_and_nobody_waits() {
+    fn unread_lines_are_dropped_and_counted_without_blocking() {
         let pipe = Pipe::default();
         let console = Console::new(pipe.clone());
         let (said, extra) = (QUEUE + 500, 500);

@@ -1,4 +1,4 @@
-//! What a person sees while a run goes on: a bar on a terminal, plain lines in a pipe.
+//! The live display of a run: a bar on a terminal, plain lines in a pipe.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -11,38 +11,38 @@ use paceline_core::{Event, EventKind, LeaveReason, ShardId, StopReason, Time, Wo
 
 use crate::console::{self, Status, say};
 
-/// Lines in a pipe come this often.
+/// Interval between lines in a pipe.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// Rates are over this long.
+/// Window over which rates are measured.
 const WINDOW: Duration = Duration::from_secs(5);
 
-/// The bar is drawn this often.
+/// Interval between redraws of the bar.
 const REDRAW: Duration = Duration::from_millis(100);
 
-/// Where a run will be over, as far as that can be told.
+/// The end of a run, as far as it is known.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Goal {
-    /// After so many rounds.
+    /// Rounds of the run.
     pub(crate) rounds: Option<u64>,
-    /// After so many epochs.
+    /// Epochs of the run.
     pub(crate) epochs: Option<u32>,
-    /// Samples of a round in which everybody contributes.
+    /// Samples of a round to which all workers contribute.
     pub(crate) weight: f64,
 }
 
-/// Draws a run from its events. It never waits for whoever reads standard error ([`console`]).
+/// Draws a run from its events. It never waits for the reader of standard error ([`console`]).
 pub(crate) struct Display {
-    /// Standard error is a terminal: there is a bar.
+    /// Standard error is a terminal, so a bar is shown.
     has_bar: bool,
-    state: State,
+    state: RunState,
     /// When the last line was written, or the bar was drawn.
     drawn: Time,
 }
 
-/// What the events say of the run so far.
+/// The state of the run by its events so far.
 #[derive(Default)]
-struct State {
+struct RunState {
     rounds: u64,
     goal: Goal,
     samples_per_epoch: f64,
@@ -53,7 +53,7 @@ struct State {
     participants: u32,
     recent: VecDeque<(Time, f64)>,
     late: BTreeMap<WorkerId, u32>,
-    /// Shards that had missed as much as they may, and how often they were waited for then.
+    /// How often a round waited for each shard that had missed the most updates allowed.
     awaited: BTreeMap<ShardId, u32>,
     /// The gradient noise scale, in samples.
     noise: Option<f64>,
@@ -74,7 +74,7 @@ impl Display {
         if has_bar {
             console::show_bar(bar);
         }
-        let state = State { goal, ..State::default() };
+        let state = RunState { goal, ..RunState::default() };
         Display { has_bar, state, drawn: Time::ZERO }
     }
 
@@ -100,8 +100,8 @@ impl Display {
                 say(format_args!("{worker} left: {why}; its samples go to others"));
             }
             EventKind::Useless { worker, name, rounds } => say(format_args!(
-                "{worker} ({name}): nothing of it was used in {rounds} rounds; take it away, or give \
-                 it less (--rebalance true, with auto or filter)"
+                "{worker} ({name}): none of its work was used in {rounds} rounds; remove it, or give \
+                 it less work (--rebalance true, with auto or filter)"
             )),
             EventKind::Waiting { round, waited, workers } => say(format_args!(
                 "round {} has waited {:.1} s for {}",
@@ -151,7 +151,7 @@ impl Display {
     }
 }
 
-impl State {
+impl RunState {
     fn event(&mut self, event: &Event) {
         match &event.kind {
             EventKind::RunStarted { version, samples, used, .. } => {
@@ -182,8 +182,8 @@ impl State {
         }
     }
 
-    /// The round at which the run will be over, if it goes on as of late: those who are dropped
-    /// make an epoch take more rounds.
+    /// The round at which the run will end at its recent pace: dropped work makes an epoch take more
+    /// rounds.
     fn goal(&self) -> Option<u64> {
         let by_epochs = self.goal.epochs.map(|epochs| {
             let weight = match self.recent.len() {
@@ -220,7 +220,7 @@ impl State {
     }
 }
 
-/// Workers with their names, eight at most.
+/// Workers with their names, at most eight.
 fn listed(workers: &[(WorkerId, String)]) -> String {
     const MOST: usize = 8;
     let named = workers.iter().take(MOST).map(|(worker, name)| format!("{worker} ({name})"));
@@ -231,7 +231,7 @@ fn listed(workers: &[(WorkerId, String)]) -> String {
     }
 }
 
-/// Who was counted most often, three at most.
+/// The keys with the highest counts, at most three.
 fn most<T: Ord + Text>(what: &str, counts: &BTreeMap<T, u32>) -> String {
     let mut counts: Vec<(&T, &u32)> = counts.iter().collect();
     counts.sort_by_key(|&(who, times)| (std::cmp::Reverse(*times), who));
@@ -265,9 +265,9 @@ mod tests {
     }
 
     #[test]
-    fn the_goal_of_so_many_epochs_is_further_off_when_workers_are_dropped() {
+    fn the_goal_in_epochs_is_further_off_when_work_is_dropped() {
         let goal = Goal { rounds: None, epochs: Some(2), weight: 20.0 };
-        let mut state = State { goal, samples_per_epoch: 100.0, ..State::default() };
+        let mut state = RunState { goal, samples_per_epoch: 100.0, ..RunState::default() };
         assert_eq!(state.goal(), Some(10));
         (0..4).for_each(|round| state.event(&updated(round, 10.0)));
         assert_eq!(state.goal(), Some(4 + 16));

@@ -17,13 +17,13 @@ use serde::{Deserialize, Serialize};
 /// `events.jsonl`, open for adding.
 pub(crate) struct EventLog {
     file: BufWriter<File>,
-    /// When the last process of this run said its last; its clock is carried on.
+    /// Time of the last line of the run's earlier processes, from which timestamps continue.
     before: Duration,
 }
 
-/// An event as it is written, its time being that of the whole run.
+/// An event as it is written, with its time since the run's first process.
 #[derive(Serialize)]
-struct Line<'a> {
+struct LogLine<'a> {
     at: Time,
     #[serde(flatten)]
     kind: &'a EventKind,
@@ -43,27 +43,27 @@ impl EventLog {
     }
 
     pub(crate) fn add(&mut self, event: &Event) -> Result<()> {
-        let line = Line { at: event.at + self.before, kind: &event.kind };
+        let line = LogLine { at: event.at + self.before, kind: &event.kind };
         serde_json::to_writer(&mut self.file, &line)?;
         Ok(self.file.write_all(b"\n")?)
     }
 
-    /// Lets readers see all that was added.
+    /// Makes all added lines visible to readers.
     pub(crate) fn flush(&mut self) -> Result<()> {
         self.file.flush().context("failed to write the event log")
     }
 }
 
-/// Bytes that are read at a time to find the last line.
+/// Bytes read at a time to find the last line.
 const CHUNK: usize = 16 << 10;
 
-/// The end of a log: how far its whole lines reach, and the time of the last one.
-struct Tail {
+/// The end of a log: the length of its whole lines, and the time of the last one.
+struct LogTail {
     whole: u64,
     at: Duration,
 }
 
-impl Tail {
+impl LogTail {
     /// Finds the last whole line from the end of the file, in memory of a fixed size: a run of
     /// weeks leaves a log of gigabytes.
     fn read(log: &mut (impl Read + Seek)) -> io::Result<Self> {
@@ -79,7 +79,7 @@ impl Tail {
         // The parser skips all fields but the time, and keeps none of them.
         let line = BufReader::with_capacity(CHUNK, log.take(last - first));
         let at = serde_json::from_reader(line).map_or(Time::ZERO, |At { at }| at);
-        Ok(Tail { whole, at: at.since(Time::ZERO) })
+        Ok(LogTail { whole, at: at.since(Time::ZERO) })
     }
 }
 
@@ -103,10 +103,10 @@ fn after_last(
     Ok(0)
 }
 
-/// A process that was killed may have left half a line. Cuts it off, so that the next line is not
-/// glued to it, and returns the time of the last whole line.
+/// Truncates an incomplete last line, which a killed process may leave, so that the next line is not
+/// appended to it; returns the time of the last whole line.
 fn drop_torn_line(file: &mut File) -> io::Result<Duration> {
-    let Tail { whole, at } = Tail::read(file)?;
+    let LogTail { whole, at } = LogTail::read(file)?;
     file.set_len(whole)?;
     file.seek(SeekFrom::Start(whole))?;
     Ok(at)
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clock_of_a_resumed_run_goes_on_where_it_stood() {
+    fn timestamps_of_a_resumed_run_continue() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.jsonl");
         for _ in 0..3 {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_after_a_torn_line_is_whole() {
+    fn a_line_added_after_a_torn_line_is_whole() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.jsonl");
         std::fs::write(&path, "{\"whole\": 1}\n{\"torn").unwrap();
@@ -179,7 +179,7 @@ mod tests {
     fn line(seconds: u64, name: usize) -> Vec<u8> {
         let at = Time::ZERO + Duration::from_secs(seconds);
         let kind = EventKind::WorkerJoined { worker: WorkerId(1), name: "x".repeat(name) };
-        let mut line = serde_json::to_vec(&Line { at, kind: &kind }).unwrap();
+        let mut line = serde_json::to_vec(&LogLine { at, kind: &kind }).unwrap();
         line.push(b'\n');
         line
     }
@@ -188,7 +188,7 @@ mod tests {
     fn a_resume_reads_the_end_of_a_large_log_and_not_the_rest() {
         let whole: Vec<u8> = line(1, 40).repeat(300_000).into_iter().chain(line(7, 40)).collect();
         let mut log = Counted { log: io::Cursor::new(&whole), read: 0, largest: 0 };
-        let tail = Tail::read(&mut log).unwrap();
+        let tail = LogTail::read(&mut log).unwrap();
         assert_eq!((tail.whole, tail.at.as_secs()), (whole.len() as u64, 7));
         assert!(whole.len() > 20 << 20 && log.read <= 4 * CHUNK, "{} bytes read", log.read);
     }
@@ -201,12 +201,12 @@ mod tests {
             let whole = [line(3, first), line(9, last)].concat();
             let bytes = [&whole[..], &vec![b'{'; torn]].concat();
             let mut log = Counted { log: io::Cursor::new(bytes), read: 0, largest: 0 };
-            let tail = Tail::read(&mut log).unwrap();
+            let tail = LogTail::read(&mut log).unwrap();
             assert_eq!((tail.whole, tail.at.as_secs()), (whole.len() as u64, 9));
             assert!(log.largest <= CHUNK);
         }
         for empty in ["", "{\"torn", "\n\n"] {
-            let tail = Tail::read(&mut io::Cursor::new(empty)).unwrap();
+            let tail = LogTail::read(&mut io::Cursor::new(empty)).unwrap();
             assert_eq!(
                 (tail.whole, tail.at),
                 (empty.trim_start_matches("{\"torn").len() as u64, Duration::ZERO)

@@ -1,4 +1,4 @@
-//! What a person sees of work that takes longer than a second.
+//! Progress of work that takes longer than a second.
 
 use std::{
     sync::mpsc::{self, RecvTimeoutError, Sender},
@@ -10,17 +10,17 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::console::say;
 
-/// Nothing is shown of what is done sooner.
+/// Time before anything is shown.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Lines in a pipe come this often.
+/// Interval between lines in a pipe.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// How long the end of the work waits for a terminal to take the spinner away.
+/// How long the end of the work waits for a terminal to clear the spinner.
 const CLEARING: Duration = Duration::from_secs(1);
 
-/// Says on standard error what is going on: a spinner on a terminal, a line now and then in a pipe.
-/// Goes away when dropped.
+/// Shows the current stage on standard error: a spinner on a terminal, occasional lines in a pipe.
+/// Dropping it clears the spinner.
 pub(crate) struct Progress {
     stages: Option<Sender<String>>,
     shown: JoinHandle<()>,
@@ -55,7 +55,7 @@ impl Progress {
         Progress { stages: Some(stages), shown }
     }
 
-    /// Says what is being done now.
+    /// Sets the current stage.
     pub(crate) fn say(&self, stage: String) {
         if let Some(stages) = &self.stages {
             let _ = stages.send(stage);

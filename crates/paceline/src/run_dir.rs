@@ -23,7 +23,7 @@ pub(crate) struct RunDir {
 }
 
 impl RunDir {
-    /// Makes the folder of a new run; `config` gets the name that it was given.
+    /// Creates the folder of a new run, and sets its name in `config`.
     pub(crate) fn create(config: &mut RunConfig) -> Result<Self> {
         let parent = Path::new(&config.record.run_dir);
         fs::create_dir_all(parent)
@@ -33,7 +33,7 @@ impl RunDir {
                 check_name(name)?;
                 claim(parent, name)?.with_context(|| {
                     format!(
-                        "a run called {name} is already in {}; go on with it by --resume {name}, \
+                        "a run called {name} is already in {}; continue it with --resume {name}, \
                          or choose another --name",
                         parent.display()
                     )
@@ -60,7 +60,7 @@ impl RunDir {
         }
     }
 
-    /// One process at a time works in a run's folder.
+    /// Opens and locks a run's folder, for one process at a time.
     fn open(path: PathBuf) -> Result<Self> {
         let lock = File::create(path.join(".lock"))
             .with_context(|| format!("failed to write into {}", path.display()))?;
@@ -91,7 +91,7 @@ impl RunDir {
         self.path.join("checkpoints")
     }
 
-    /// Where a worker's own words go.
+    /// The log file of a worker process.
     pub(crate) fn worker_log(&self, worker: u32) -> Result<(File, PathBuf)> {
         let logs = self.path.join("workers");
         fs::create_dir_all(&logs)?;
@@ -100,17 +100,17 @@ impl RunDir {
         Ok((file.with_context(|| format!("failed to write {}", path.display()))?, path))
     }
 
-    /// The run's name, which its folder has.
+    /// The run's name, which is its folder's.
     pub(crate) fn name(&self) -> Option<String> {
         let path = fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
         path.file_name().map(|name| name.to_string_lossy().into_owned())
     }
 
-    /// Without the name: a run that is repeated from it gets one of its own.
+    /// Writes the settings without the name, so that a run repeated from them gets its own.
     pub(crate) fn write_config(&self, config: &RunConfig) -> Result<()> {
         let record = RecordSettings { name: None, ..config.record.clone() };
         let text = toml::to_string(&RunConfig { record, ..config.clone() })
-            .context("failed to write the settings down")?;
+            .context("failed to encode the settings")?;
         self.write(CONFIG, text.as_bytes())
     }
 
@@ -119,12 +119,12 @@ impl RunDir {
         self.write("summary.json", format!("{text}\n").as_bytes())
     }
 
-    /// What the run had come to when it ended last, if it has.
+    /// The summary of the run's last process, if it wrote one.
     pub(crate) fn read_summary(&self) -> Option<Earlier> {
         serde_json::from_slice(&fs::read(self.path.join("summary.json")).ok()?).ok()
     }
 
-    /// Whole or not at all, whatever happens meanwhile.
+    /// Writes a file whole or not at all.
     fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let (path, draft) = (self.path.join(name), self.path.join(format!(".{name}.tmp")));
         let write = || {
@@ -147,7 +147,7 @@ fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes the folder; `None` if it is there already. Two runs never share one.
+/// Creates the folder; `None` if it exists. Two runs never share one.
 fn claim(parent: &Path, name: &str) -> Result<Option<String>> {
     let path = parent.join(name);
     match fs::create_dir(&path) {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn every_new_run_gets_a_folder_of_its_own_and_can_be_found_again() {
+    fn every_new_run_gets_its_own_folder_and_can_be_found_again() {
         let dir = tempfile::tempdir().unwrap();
         let mut first = config(dir.path(), None);
         let mut second = config(dir.path(), None);

@@ -1,4 +1,4 @@
-//! What a run came to, for people and for machines.
+//! The summary of a run, as text and as JSON.
 
 use std::{fmt, time::Duration};
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
 
-/// `summary.json`, and what `--json` prints.
+/// The content of `summary.json` and of `--json`.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Summary {
     pub(crate) name: String,
@@ -21,7 +21,7 @@ pub(crate) struct Summary {
     wire: String,
     /// Rounds that this process closed.
     pub(crate) rounds: u64,
-    /// Rounds in all, those before a resume included.
+    /// Rounds in all, including those before a resume.
     version: u64,
     /// From the first round's start to the last update.
     pub(crate) seconds: f64,
@@ -31,32 +31,32 @@ pub(crate) struct Summary {
     pub(crate) rounds_per_s: f64,
     samples_per_s: f64,
     samples: SampleCounts,
-    /// By how much what is in an update costs more than what was handed out for it.
+    /// Relative excess of the cost of samples in updates over that of samples handed out.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost_bias: Option<f64>,
     ledger: LedgerReport,
     param_hash: Option<String>,
-    data_plane: DataPlane,
+    data_plane: DataPlaneSummary,
 }
 
-/// What went between workers and shards, and what the shards took for it.
+/// Traffic between workers and shards, and the shards' time for it.
 #[derive(Debug, Clone, Serialize)]
-struct DataPlane {
-    /// Over all shards.
+struct DataPlaneSummary {
+    /// Sums over all shards.
     #[serde(flatten)]
     total: ShardCounts,
     shards: Vec<ShardWork>,
 }
 
-impl DataPlane {
+impl DataPlaneSummary {
     fn new(shards: &[ShardWork]) -> Self {
         let mut total = ShardCounts::default();
         shards.iter().for_each(|shard| total += shard.counts);
-        DataPlane { total, shards: shards.to_vec() }
+        DataPlaneSummary { total, shards: shards.to_vec() }
     }
 }
 
-impl fmt::Display for DataPlane {
+impl fmt::Display for DataPlaneSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let total = &self.total;
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
@@ -87,7 +87,7 @@ impl fmt::Display for DataPlane {
     }
 }
 
-/// What a later process needs of a summary.
+/// The part of a summary that a resumed run needs.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub(crate) struct Earlier {
     pub(crate) version: u64,
@@ -122,7 +122,7 @@ impl Summary {
             cost_bias,
             ledger: outcome.ledger.clone(),
             param_hash: outcome.param_hash.map(|hash| hash.to_string()),
-            data_plane: DataPlane::new(&outcome.shards),
+            data_plane: DataPlaneSummary::new(&outcome.shards),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Where traces come from: the flags that `analyze` and `simulate` share.
+//! Flags that select traces, shared by `analyze`, `simulate` and `model`.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
@@ -6,11 +6,11 @@ use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use paceline_trace::{Phases, ReadOptions, SyntheticSpec, Trace, Unit, generate, read, sample};
 
-/// Which traces, and how they are to be read.
+/// The traces to read or draw.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TraceArgs {
-    /// Traces: CSV (plain, gzip, zstd), Parquet, an event log, or the folder of a run; a sample
-    /// where none is named
+    /// Traces: CSV (plain, gzip, zstd), Parquet, an event log, or the folder of a run
+    /// [default: an embedded sample]
     #[arg(value_name = "TRACE")]
     traces: Vec<PathBuf>,
     /// Draw a trace: a preset or a general form with its parameters, such as nodes158 or
@@ -20,51 +20,51 @@ pub(crate) struct TraceArgs {
     /// Seed of drawn traces
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The columns that hold iteration, worker and seconds, where they are called otherwise
+    /// Names of the columns for iteration, worker and seconds, if not the usual ones
     #[arg(long, value_name = "ITER,WORKER,SECONDS", value_parser = columns)]
     columns: Option<[String; 3]>,
     /// Only these rounds: FROM..TO, as numbers or as shares (..50%, 50%.., 100..400)
     #[arg(long, value_name = "FROM..TO")]
-    rounds: Option<Rounds>,
-    /// What the numbers are; of relative ones, hours are not told
+    rounds: Option<RoundRange>,
+    /// Unit of the run-times. With `relative`, savings are reported as ratios only
     #[arg(long, value_name = "UNIT")]
     unit: Option<UnitName>,
 }
 
-/// What the numbers of a trace are.
+/// The unit of a trace's run-times.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum UnitName {
     /// Seconds
     Seconds,
-    /// Multiples of something unknown
+    /// Multiples of an unknown time
     Relative,
 }
 
-/// Some of a trace's rounds.
+/// A range of a trace's rounds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Rounds {
-    from: Bound,
-    to: Bound,
+struct RoundRange {
+    from: RoundBound,
+    to: RoundBound,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Bound {
+enum RoundBound {
     Round(usize),
     Percent(f64),
 }
 
-impl Bound {
-    fn of(self, rounds: usize) -> usize {
+impl RoundBound {
+    fn round(self, rounds: usize) -> usize {
         match self {
-            Bound::Round(round) => round.min(rounds),
-            Bound::Percent(percent) => (percent / 100.0 * rounds as f64).round() as usize,
+            RoundBound::Round(round) => round.min(rounds),
+            RoundBound::Percent(percent) => (percent / 100.0 * rounds as f64).round() as usize,
         }
     }
 }
 
-impl Rounds {
-    fn of(self, trace: &Trace) -> Result<Trace> {
-        let (from, to) = (self.from.of(trace.rounds()), self.to.of(trace.rounds()));
+impl RoundRange {
+    fn slice(self, trace: &Trace) -> Result<Trace> {
+        let (from, to) = (self.from.round(trace.rounds()), self.to.round(trace.rounds()));
         ensure!(
             from < to,
             "--rounds leaves none of the {} rounds of {}",
@@ -75,27 +75,27 @@ impl Rounds {
     }
 }
 
-impl FromStr for Rounds {
+impl FromStr for RoundRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wanted = || "write FROM..TO, as numbers or shares: ..50%, 50%.., 100..400".to_owned();
         let bound = |text: &str, default: f64| match text.strip_suffix('%') {
-            _ if text.is_empty() => Ok(Bound::Percent(default)),
+            _ if text.is_empty() => Ok(RoundBound::Percent(default)),
             Some(percent) => match percent.parse::<f64>() {
-                Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(Bound::Percent(percent)),
+                Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(RoundBound::Percent(percent)),
                 _ => Err(wanted()),
             },
-            None => text.parse().map(Bound::Round).map_err(|_| wanted()),
+            None => text.parse().map(RoundBound::Round).map_err(|_| wanted()),
         };
         let (from, to) = text.split_once("..").ok_or_else(wanted)?;
-        Ok(Rounds { from: bound(from, 0.0)?, to: bound(to, 100.0)? })
+        Ok(RoundRange { from: bound(from, 0.0)?, to: bound(to, 100.0)? })
     }
 }
 
-/// A trace that is not there yet.
+/// Where to get a trace.
 #[derive(Debug, Clone)]
-pub(crate) enum Source {
+pub(crate) enum TraceSource {
     /// In a file or a run's folder.
     File(PathBuf),
     /// Drawn from a seed.
@@ -105,23 +105,24 @@ pub(crate) enum Source {
 }
 
 impl TraceArgs {
-    /// Where traces come from, in the order they were named.
-    pub(crate) fn sources(&self) -> Vec<Source> {
-        let files = self.traces.iter().cloned().map(Source::File);
-        let drawn = self.synthetic.iter().map(|spec| Source::Synthetic(spec.clone(), self.seed));
-        let named: Vec<Source> = files.chain(drawn).collect();
-        if named.is_empty() { vec![Source::Sample] } else { named }
+    /// The sources of all traces, in the order given.
+    pub(crate) fn sources(&self) -> Vec<TraceSource> {
+        let files = self.traces.iter().cloned().map(TraceSource::File);
+        let drawn =
+            self.synthetic.iter().map(|spec| TraceSource::Synthetic(spec.clone(), self.seed));
+        let named: Vec<TraceSource> = files.chain(drawn).collect();
+        if named.is_empty() { vec![TraceSource::Sample] } else { named }
     }
 
     /// Reads or draws one.
-    pub(crate) fn load(&self, source: &Source) -> Result<Trace> {
+    pub(crate) fn load(&self, source: &TraceSource) -> Result<Trace> {
         let trace = match source {
-            Source::File(path) => read(path, &ReadOptions { columns: self.columns.clone() })?,
-            Source::Synthetic(spec, seed) => generate(spec, *seed),
-            Source::Sample => sample(),
+            TraceSource::File(path) => read(path, &ReadOptions { columns: self.columns.clone() })?,
+            TraceSource::Synthetic(spec, seed) => generate(spec, *seed),
+            TraceSource::Sample => sample(),
         };
         let trace = match self.rounds {
-            Some(rounds) => rounds.of(&trace)?,
+            Some(rounds) => rounds.slice(&trace)?,
             None => trace,
         };
         Ok(match self.unit {
@@ -132,12 +133,12 @@ impl TraceArgs {
     }
 }
 
-impl Source {
-    /// The generator whose phases pass by the clock, if it is one: what comes then depends on how
+impl TraceSource {
+    /// The generator, if its phases advance by the clock: its run-times then depend on how
     /// long rounds are.
     pub(crate) fn by_the_clock(&self) -> Option<(&SyntheticSpec, u64)> {
         match self {
-            Source::Synthetic(spec, seed) if spec.phases() == Phases::WallClock => {
+            TraceSource::Synthetic(spec, seed) if spec.phases() == Phases::WallClock => {
                 Some((spec, *seed))
             }
             _ => None,
@@ -145,12 +146,12 @@ impl Source {
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for TraceSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::File(path) => write!(f, "{}", path.display()),
-            Source::Synthetic(spec, _) => write!(f, "{spec}"),
-            Source::Sample => write!(f, "the sample"),
+            TraceSource::File(path) => write!(f, "{}", path.display()),
+            TraceSource::Synthetic(spec, _) => write!(f, "{spec}"),
+            TraceSource::Sample => write!(f, "the sample"),
         }
     }
 }
@@ -179,7 +180,7 @@ mod tests {
     #[test]
     fn rounds_are_numbers_or_shares() {
         let rounds = |text: &str| {
-            text.parse::<Rounds>().and_then(|r| r.of(&sample()).map_err(|e| e.to_string()))
+            text.parse::<RoundRange>().and_then(|r| r.slice(&sample()).map_err(|e| e.to_string()))
         };
         assert_eq!(rounds("..50%").map(|t| t.rounds()), Ok(150));
         assert_eq!(rounds("10..20").map(|t| t.rounds()), Ok(10));

@@ -14,20 +14,20 @@ use crate::{
 pub(crate) struct AnalyzeArgs {
     #[command(flatten)]
     pub(super) traces: TraceArgs,
-    /// How long a run takes under full sync, to tell what could be saved of it
+    /// Length of a run under full sync, to report savings in hours
     #[arg(long, value_name = "TIME", default_value = "100h")]
     run_length: Span,
     /// Time between a close and the next round, in seconds (or the trace's unit)
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = not_negative)]
     overhead: f64,
-    /// Gradient noise in contributions, for progress per second: so many make the noise of their
-    /// mean as large as the gradient [default: the number of workers]
+    /// Gradient noise scale in contributions, for progress per second: with this many, the noise of
+    /// their mean is as large as the gradient [default: the number of workers]
     #[arg(long, value_name = "N", value_parser = not_negative)]
     noise_scale: Option<f64>,
-    /// Print one JSON object a trace and line
+    /// Print one JSON object per trace and line
     #[arg(long)]
     pub(super) json: bool,
-    /// Write a page with charts, which needs nothing but a browser
+    /// Write a self-contained HTML page with charts
     #[arg(long, value_name = "FILE")]
     pub(super) html: Option<PathBuf>,
 }

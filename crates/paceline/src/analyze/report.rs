@@ -1,4 +1,4 @@
-//! An analysis as a page.
+//! The HTML page of an analysis.
 
 use paceline_analysis::{Analysis, CutoffPoint, Shift};
 use paceline_report::{Axis, Heatmap, HeatmapCell, LineChart, Page, Section, Series, Table, short};
@@ -8,18 +8,18 @@ use super::words::{
     change, counted, headline, names, percent, shift, slow_workers, slowness, span, sure, times,
 };
 
-/// Rows of a table at most.
+/// Most rows of a table.
 const ROWS: usize = 20;
 
-/// Sections of traces, one after the other.
-pub(super) struct Report {
+/// The page's sections, trace by trace.
+pub(super) struct AnalysisReport {
     title: String,
     sections: Vec<Section>,
 }
 
-impl Report {
-    pub(super) fn new() -> Report {
-        Report { title: String::new(), sections: Vec::new() }
+impl AnalysisReport {
+    pub(super) fn new() -> AnalysisReport {
+        AnalysisReport { title: String::new(), sections: Vec::new() }
     }
 
     pub(super) fn add(&mut self, trace: &Trace, analysis: &Analysis) {
@@ -43,9 +43,9 @@ impl Report {
     pub(super) fn page(self) -> Page {
         let notes = Section::new("How to read this")
             .note(
-                "Rates are contributions per time over the whole trace. The best fixed cutoff and the \
-                 best cutoff of each round are found with the whole trace known: nobody can have \
-                 them beforehand, and no cutoff of whole workers can exceed the latter.",
+                "Rates are contributions per unit of time over the whole trace. The best fixed cutoff \
+                 and the best cutoff of each round are found in hindsight: no policy knows them in \
+                 advance, and no cutoff of whole workers can exceed the latter.",
             )
             .note(
                 "A worker's slowness is its mean run-time in the logarithm against the round's median, \
@@ -181,7 +181,7 @@ fn rates(analysis: &Analysis) -> LineChart {
 fn order_statistics(analysis: &Analysis) -> LineChart {
     let band = analysis.cutoffs.iter().map(|c| (c.count as f64, c.wait_p10, c.wait_p90)).collect();
     LineChart {
-        title: "How long it takes until so many have arrived".into(),
+        title: "Time until a count of workers has arrived".into(),
         x: Axis::linear("workers waited for"),
         y: Axis::log(format!("run-time, {}", analysis.unit)),
         series: vec![
@@ -255,7 +255,7 @@ fn together(analysis: &Analysis) -> Section {
     let shifts = changes.workers.iter().map(|s| shift(s, 8));
     let all: Vec<String> = cluster.chain(slowest).chain(shifts).take(ROWS).collect();
     match all.is_empty() {
-        true => section.text("Nobody became slower or faster for good."),
+        true => section.text("No worker became slower or faster for good."),
         false => all.iter().fold(section, |section, line| section.text(line)),
     }
 }

@@ -1,5 +1,4 @@
-//! An analysis for people at a terminal: what matters in three lines, then details, no more than fit
-//! on a screen.
+//! The text of an analysis for a terminal: three summary lines, then details that fit on a screen.
 
 use std::fmt::Write;
 
@@ -10,7 +9,7 @@ use super::words::{
     change, headline, names, percent, shift, slow_workers, slowness, span, sure, times,
 };
 
-/// Rows of a table at most.
+/// Most rows of a table.
 const ROWS: usize = 5;
 
 /// The whole text.
@@ -32,7 +31,7 @@ fn run_times(analysis: &Analysis) -> String {
         "run-times   median {}, mean {}{}\n",
         span(spread.median, unit),
         span(spread.mean, unit),
-        if *unit == "relative" { " (relative units: hours are not told)" } else { "" }
+        if *unit == "relative" { " (relative units: savings are ratios)" } else { "" }
     );
     let _ = writeln!(
         text,
@@ -161,7 +160,7 @@ fn changes(analysis: &Analysis) -> String {
     let workers = changes.workers.iter().map(|s| shift(s, 4));
     let all: Vec<String> = cluster.chain(slowest).chain(workers).collect();
     if all.is_empty() {
-        return "changes     none: nobody became slower or faster for good\n".to_owned();
+        return "changes     none: no worker became slower or faster for good\n".to_owned();
     }
     let shown: String = all.iter().take(ROWS).map(|line| format!("  {line}\n")).collect();
     format!("changes     {}\n{shown}{}", all.len(), more(all.len(), ROWS))
@@ -174,7 +173,7 @@ fn more(all: usize, shown: usize) -> String {
     }
 }
 
-/// A name no longer than a column.
+/// A name cut to the width of a column.
 fn clipped(name: &str) -> String {
     match name.char_indices().nth(20) {
         Some((end, _)) => format!("{}…", &name[..end]),
@@ -182,7 +181,7 @@ fn clipped(name: &str) -> String {
     }
 }
 
-/// Columns under their heads, the first to the left.
+/// A table of columns under their heads, the first aligned left.
 fn table<const N: usize>(head: [&str; N], rows: Vec<Vec<String>>) -> String {
     let head: Vec<String> = head.iter().map(|&cell| cell.to_owned()).collect();
     let all: Vec<&Vec<String>> = [&head].into_iter().chain(&rows).collect();

@@ -1,4 +1,4 @@
-//! Findings in words, the same for terminal and page.
+//! Findings in words, shared by terminal and page.
 
 use paceline_analysis::{Analysis, Change, Ranking, Shift, WorkerSlowness};
 use paceline_report::short;
@@ -28,13 +28,13 @@ pub(super) fn times(ratio: f64) -> String {
     }
 }
 
-/// How slow a worker is; at least so slow where its run-times are in part lower bounds.
+/// A worker's slowness, with `≥` if some of its run-times are lower bounds.
 pub(super) fn slowness(worker: &WorkerSlowness) -> String {
     let least = if worker.censored > 0.0 { "≥ " } else { "" };
     format!("{least}{}", times(worker.factor))
 }
 
-/// A time, in the unit that suits it; a bare number where the unit is relative.
+/// A time in a suitable unit; a bare number if the unit is relative.
 pub(super) fn span(x: f64, unit: &str) -> String {
     if unit != "seconds" {
         return short(x);
@@ -48,7 +48,7 @@ pub(super) fn span(x: f64, unit: &str) -> String {
     }
 }
 
-/// So many of them.
+/// A count with its noun.
 pub(super) fn counted(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
@@ -60,8 +60,8 @@ fn hours(x: f64) -> String {
     }
 }
 
-/// The three lines that a busy person reads: what it costs, what a fixed cutoff saves, what is the
-/// most that any cutoff can.
+/// The three summary lines: the cost of waiting, the saving of the best fixed cutoff, and the most that
+/// any cutoff can save.
 pub(super) fn headline(analysis: &Analysis) -> [String; 3] {
     let Analysis { name, workers, rounds, cost, censoring, .. } = analysis;
     let worst = censoring.as_ref().map(|c| &c.pessimistic);
@@ -106,12 +106,12 @@ pub(super) fn headline(analysis: &Analysis) -> [String; 3] {
     [first, second, third]
 }
 
-/// Who is slow, in a sentence, with at most so many names.
+/// The slow workers in a sentence, with at most `most` names.
 pub(super) fn slow_workers(ranking: &Ranking, most: usize) -> String {
     let slow = ranking.workers.iter().filter(|worker| worker.slow).count();
     let slow = match slow {
-        0 => "nobody is".to_owned(),
-        1 => "one is".to_owned(),
+        0 => "no worker is".to_owned(),
+        1 => "one worker is".to_owned(),
         slow => format!("{slow} of {} are", ranking.workers.len()),
     };
     let worst = &ranking.worst;
@@ -120,10 +120,10 @@ pub(super) fn slow_workers(ranking: &Ranking, most: usize) -> String {
         many => format!("the {} most costly ({})", many.len(), names(many, most)),
     };
     let cost = match times(worst.slowdown) {
-        none if none == "1.00×" => "no few workers hold full sync up".to_owned(),
+        none if none == "1.00×" => "full sync is not held up by a few workers".to_owned(),
         longer => format!("because of {who} full sync took {longer} as long"),
     };
-    format!("{slow} surely slower than typical; {cost}")
+    format!("{slow} significantly slower than typical; {cost}")
 }
 
 /// A change, as a sentence.
@@ -135,7 +135,7 @@ pub(super) fn shift(shift: &Shift, most: usize) -> String {
     format!("round {}: {who} {}", shift.round, slower(shift.factor))
 }
 
-/// A change of the cluster's, as a sentence.
+/// A change of the whole cluster, as a sentence.
 pub(super) fn change(change: &Change, what: &str) -> String {
     format!("round {}: {what} {}", change.round, slower(change.factor))
 }
@@ -147,7 +147,7 @@ fn slower(factor: f64) -> String {
     }
 }
 
-/// Names in short: neighbours by number as ranges, at most so many of these.
+/// A short list of names: consecutive numbers as ranges, at most `most` ranges.
 pub(super) fn names(names: &[String], most: usize) -> String {
     let mut runs: Vec<(&String, &String)> = Vec::new();
     for name in names {
@@ -168,7 +168,7 @@ pub(super) fn names(names: &[String], most: usize) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
-/// Whether a name is another with the next number at its end.
+/// Whether `name` is `before` with the next number at its end.
 fn follows(before: &str, name: &str) -> bool {
     let split = |name: &str| {
         let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_have_as_many_digits_as_help() {
+    fn figures_have_only_significant_digits() {
         assert_eq!(percent(0.2412), "24 %");
         assert_eq!(percent(0.0041), "0.4 %");
         assert_eq!((times(1.2346), times(27.42)), ("1.23×".into(), "27.4×".into()));

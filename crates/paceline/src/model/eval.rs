@@ -28,22 +28,22 @@ followed: the same when each interval is widened or narrowed by what happened so
 
 #[derive(Debug, Args)]
 pub(super) struct EvalArgs {
-    /// The model; `prior` is the generic one
+    /// Model file, or `prior` for the generic prior
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     #[command(flatten)]
     traces: TraceArgs,
-    /// Rounds at the beginning of each trace that are seen but not scored
+    /// Rounds at the beginning of each trace that warm up the predictors and are not scored
     #[arg(long, value_name = "N", default_value_t = 20)]
     warm_up: usize,
-    /// Print one JSON object a trace and predictor
+    /// Print one JSON object per trace and predictor
     #[arg(long)]
     json: bool,
 }
 
 /// One line of `--json`.
 #[derive(Debug, Serialize)]
-struct Row<'a> {
+struct PredictorRow<'a> {
     trace: &'a str,
     predictor: &'a str,
     run_times: usize,
@@ -67,7 +67,7 @@ pub(super) fn run(args: &EvalArgs) -> Result<ExitCode> {
         let rounds = records(&trace);
         ensure!(
             rounds.len() > args.warm_up.max(1),
-            "{source}: {} rounds, of which {} only warm up: nothing is left to score; take more \
+            "{source}: {} rounds, of which {} only warm up: no round is left to score; take more \
              rounds or a smaller --warm-up",
             rounds.len(),
             args.warm_up.max(1)
@@ -101,7 +101,7 @@ pub(super) fn run(args: &EvalArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A model knows what it was fitted on, and looks better there than it is.
+/// Warns if the model was fitted on these rounds, where its scores are too good.
 fn warn_if_fitted(model: &Model, trace: &Trace) {
     let hash = hash(&sequence(trace));
     if model.manifest.traces.iter().any(|source| source.hash == hash) {
@@ -124,7 +124,7 @@ fn records(trace: &Trace) -> Vec<Vec<(WorkerId, RunTime)>> {
 
 fn print(trace: &Trace, name: &str, score: PredictionScore, json: bool) -> Result<()> {
     if json {
-        let row = Row {
+        let row = PredictorRow {
             trace: trace.name(),
             predictor: name,
             run_times: score.run_times,
@@ -159,7 +159,7 @@ fn print(trace: &Trace, name: &str, score: PredictionScore, json: bool) -> Resul
     Ok(())
 }
 
-/// At each level, the share that is farthest from it.
+/// At each level, the coverage that is farthest from it.
 fn farthest(rows: &[[f64; LEVELS.len()]]) -> [f64; LEVELS.len()] {
     let mut farthest = LEVELS;
     for row in rows {

@@ -28,32 +28,32 @@ Examples:
 Every pass prints the evidence lower bound in nats a run-time, on what was fitted and on what was
 held out; the weights of the best held-out pass are written.";
 
-/// Fewer rounds than this teach nothing.
+/// Least rounds of a trace.
 const LEAST: usize = 10;
 
 #[derive(Debug, Args)]
 pub(super) struct FitArgs {
     #[command(flatten)]
     traces: TraceArgs,
-    /// Where the model goes
+    /// File to write the model to
     #[arg(short, long, value_name = "MODEL")]
     output: PathBuf,
-    /// Passes over the traces, at most
+    /// Most passes over the traces
     #[arg(long, value_name = "N", default_value_t = FitOptions::default().epochs, value_parser = at_least_one)]
     epochs: usize,
-    /// Passes without a better held-out bound before it stops
+    /// Passes without a better held-out bound before the fit stops
     #[arg(long, value_name = "N", default_value_t = FitOptions::default().patience, value_parser = at_least_one)]
     patience: usize,
-    /// The share of each trace, at its end, that is held out to judge by
+    /// Share of each trace, at its end, that is held out for evaluation
     #[arg(long, value_name = "SHARE", default_value_t = FitOptions::default().held_out, value_parser = share)]
     held_out: f64,
-    /// Seed of the first weights and of all draws
+    /// Seed of the initial weights and of all draws
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     fit_seed: u64,
-    /// Begin with fresh weights, not with the generic prior
+    /// Begin with initial weights instead of the generic prior
     #[arg(long)]
     fresh: bool,
-    /// Print one JSON object a pass
+    /// Print one JSON object per pass
     #[arg(long)]
     json: bool,
 }
@@ -61,14 +61,14 @@ pub(super) struct FitArgs {
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if n > 0 => Ok(n),
-        _ => Err("write a number from 1".to_owned()),
+        _ => Err("expected a number from 1".to_owned()),
     }
 }
 
 fn share(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(x) if (0.01..=0.9).contains(&x) => Ok(x),
-        _ => Err("write a share from 0.01 to 0.9".to_owned()),
+        _ => Err("expected a share from 0.01 to 0.9".to_owned()),
     }
 }
 
@@ -76,8 +76,8 @@ pub(super) fn run(args: &FitArgs) -> Result<ExitCode> {
     check_output(&args.output)?;
     let sources = args.traces.sources();
     ensure!(
-        !matches!(sources[..], [traces::Source::Sample]),
-        "name a trace to learn from, or draw one with --synthetic"
+        !matches!(sources[..], [traces::TraceSource::Sample]),
+        "give a trace to fit on, or draw one with --synthetic"
     );
     let progress = Progress::new();
     let mut traces = Vec::new();
@@ -86,7 +86,7 @@ pub(super) fn run(args: &FitArgs) -> Result<ExitCode> {
         let trace = args.traces.load(&source)?;
         ensure!(
             trace.rounds() >= LEAST,
-            "{source}: {} rounds are too few to learn from; {LEAST} are the least",
+            "{source}: {} rounds are too few to fit on; {LEAST} are needed",
             trace.rounds()
         );
         ensure!(trace.median() > 0.0, "{source}: half of the run-times are zero");
@@ -119,7 +119,7 @@ pub(super) fn run(args: &FitArgs) -> Result<ExitCode> {
     }
     drop(progress);
     let best = fit.held_out_by_best();
-    ensure!(best.is_finite(), "nothing could be learned: no pass gave a finite bound");
+    ensure!(best.is_finite(), "the fit failed: no pass gave a finite bound");
     let manifest = ModelManifest::new(sources, args.fit_seed, best);
     let model = Model { weights: fit.best().clone(), manifest };
     write_whole(&args.output, &model.to_bytes()?)?;
@@ -127,8 +127,8 @@ pub(super) fn run(args: &FitArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A fit takes minutes; what would be in its way at the end is said at the beginning. What is there
-/// and is no model is somebody's.
+/// Checks the output file before a fit, which takes minutes. A file that is no model is never
+/// overwritten.
 fn check_output(path: &Path) -> Result<()> {
     let shown = path.display();
     ensure!(!path.is_dir(), "{shown} is a folder: name a file for the model");

@@ -1,4 +1,4 @@
-//! `paceline model`: models of a cluster's run-times, fitted and judged.
+//! `paceline model`: fits and evaluates models of a cluster's run-times.
 
 mod eval;
 mod fit;
@@ -21,7 +21,7 @@ use fit::FitArgs;
 /// Shown by `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  paceline model fit times.csv.gz -o cluster.model       learn how a cluster behaves
+  paceline model fit times.csv.gz -o cluster.model       fit a model to a cluster
   paceline model fit runs/cnn-001 runs/cnn-002 -o m      from runs of paceline
   paceline model fit times.csv --rounds ..50% -o m       from the first half alone
   paceline model eval m times.csv --rounds 50%..         likelihood, CRPS, calibration on the rest
@@ -43,16 +43,16 @@ enum ModelCommand {
     /// Fit a model to traces of run-times
     #[command(after_help = fit::EXAMPLES)]
     Fit(FitArgs),
-    /// Tell how well a model foresees traces, one round ahead, beside filter and empirical
+    /// Score a model's predictions of traces, one round ahead, beside filter and empirical
     #[command(after_help = eval::EXAMPLES)]
     Eval(EvalArgs),
-    /// Print what a model is and what it was fitted on
+    /// Print a model's architecture and the data of its fit
     Show(ShowArgs),
 }
 
 #[derive(Debug, Args)]
 struct ShowArgs {
-    /// The model; the generic prior where none is named
+    /// Model file [default: the generic prior]
     #[arg(value_name = "MODEL")]
     model: Option<PathBuf>,
 }
@@ -71,15 +71,15 @@ fn show(args: &ShowArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The largest file that is read as a model: a model is some kilobytes.
+/// Largest model file, in bytes; models have some kilobytes.
 const LARGEST: u64 = 1 << 26;
 
-/// Reads a model, or takes the generic prior.
+/// Reads a model; the generic prior without a path.
 pub(crate) fn load(path: Option<&Path>) -> Result<Arc<Model>> {
     let Some(path) = path else { return Ok(Model::prior()) };
     let failed = || format!("failed to read the run-time model {}", path.display());
     let size = fs::metadata(path).with_context(failed)?.len();
-    anyhow::ensure!(size <= LARGEST, "{}: {size} bytes is no model", failed());
+    anyhow::ensure!(size <= LARGEST, "{}: {size} bytes are too many for a model", failed());
     let bytes = fs::read(path).with_context(failed)?;
     Ok(Arc::new(Model::from_bytes(&bytes).with_context(failed)?))
 }

@@ -1,4 +1,4 @@
-//! `paceline simulate`: what each policy would have given on somebody's own run-times.
+//! `paceline simulate`: the rate of each policy on recorded or synthetic run-times.
 
 mod args;
 mod report;
@@ -17,33 +17,33 @@ use paceline_report::write_whole;
 use serde::Serialize;
 
 pub(crate) use args::SimulateArgs;
-use report::Report;
-use study::{Row, study};
+use report::SimulationReport;
+use study::{ReplayRow, study};
 
-use crate::{model, progress::Progress, traces::Source};
+use crate::{model, progress::Progress, traces::TraceSource};
 
 /// Shown by `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   paceline simulate                                        an embedded sample under three policies
   paceline simulate times.csv.gz --policy full,auto        your own run-times
-  paceline simulate runs/cnn-001 --policy auto,static:0.75 what another policy would have given a run
+  paceline simulate runs/cnn-001 --policy auto,static:0.75 another policy on the run-times of a run
   paceline simulate ops.parquet --straggler salvage        finished micro-batches count
   paceline simulate --synthetic nodes158-stalls --policy auto,filter:commit,oracle --seeds 5
-  paceline simulate times.csv --overhead 0.1x --json       one object a line, for machines
+  paceline simulate times.csv --overhead 0.1x --json       one JSON object per line
   paceline simulate times.csv --system lan:model=1GB --policy full,auto
                                                            with network and shards
   paceline simulate times.csv --system lan:stop-every=20,stop-for=5s --pull auto --max-stale 8
                                                            a slow shard that is not waited for
   paceline simulate times.csv --html page.html             charts of the cutoff over time
 
-A run-time past the cut is not seen by the policy, only that it is longer (--straggler abort).
-Exit codes: 0 done, 1 a trace cannot be read or a file not be written, 2 wrong usage.";
+A policy never sees a run-time past the cut, only that it is longer (--straggler abort).
+Exit codes: 0 done, 1 a trace cannot be read or a file cannot be written, 2 wrong usage.";
 
 pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode> {
     let sources = args.traces.sources();
     let model = model::load(args.run_time_model.as_deref())?;
-    let mut report = args.html.as_ref().map(|_| Report::new());
+    let mut report = args.html.as_ref().map(|_| SimulationReport::new());
     let mut decisions = String::from("trace,policy,seed,round,accepted,seconds\n");
     for (i, source) in sources.iter().enumerate() {
         let progress = Progress::new();
@@ -85,13 +85,13 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn say_if_sample(source: &Source) {
-    if matches!(source, Source::Sample) {
-        eprintln!("no trace was named: this is the embedded sample (--help has examples)");
+fn say_if_sample(source: &TraceSource) {
+    if matches!(source, TraceSource::Sample) {
+        eprintln!("no trace given: this is the embedded sample (--help has examples)");
     }
 }
 
-/// Prints one trace's study; false when nobody reads any more.
+/// Prints one trace's study; false if standard output is closed.
 fn print<R: Serialize>(
     rows: &[R],
     for_people: impl Fn(&[R]) -> String,
@@ -115,7 +115,7 @@ fn print<R: Serialize>(
     }
 }
 
-fn write_decisions(row: &Row, csv: &mut String) {
+fn write_decisions(row: &ReplayRow, csv: &mut String) {
     let trace = match row.trace.contains([',', '"']) {
         true => format!("\"{}\"", row.trace.replace('"', "\"\"")),
         false => row.trace.clone(),

@@ -1,26 +1,26 @@
-//! The page of a study: a table, and the cutoff over time for each policy.
+//! The HTML page of a study: a table, and the cutoff over time for each policy.
 
 use paceline_report::{Axis, LineChart, Page, Section, Series, Table};
 
 use super::{
-    study::Row,
-    text::{Range, by_policy},
+    study::ReplayRow,
+    text::{FigureRange, by_policy},
 };
 
-/// The most points of a line: more are averaged over neighbouring rounds.
+/// Most points of a line; more are averaged over neighbouring rounds.
 const POINTS: usize = 600;
 
-/// One section a trace.
-pub(super) struct Report {
+/// A page with one section per trace.
+pub(super) struct SimulationReport {
     page: Page,
 }
 
-impl Report {
-    pub(super) fn new() -> Report {
-        Report { page: Page::new("Paceline: policies on these run-times") }
+impl SimulationReport {
+    pub(super) fn new() -> SimulationReport {
+        SimulationReport { page: Page::new("Paceline: policies on these run-times") }
     }
 
-    pub(super) fn add(&mut self, rows: &[Row]) {
+    pub(super) fn add(&mut self, rows: &[ReplayRow]) {
         let Some(first) = rows.first() else { return };
         let lead = format!(
             "{} workers, {} rounds, stragglers {}. Best fixed count in hindsight: {} ({:.3}× full \
@@ -46,7 +46,7 @@ impl Report {
     }
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[ReplayRow]) -> Table {
     let mut table = Table::new([
         "policy",
         "of full sync",
@@ -58,8 +58,8 @@ fn table(rows: &[Row]) -> Table {
         "variation",
     ]);
     for (name, rows) in by_policy(rows) {
-        let full = Range::of(&rows, |row| row.of_full);
-        let mean = |figure: fn(&Row) -> f64| Range::of(&rows, figure).mean;
+        let full = FigureRange::from_rows(&rows, |row| row.of_full);
+        let mean = |figure: fn(&ReplayRow) -> f64| FigureRange::from_rows(&rows, figure).mean;
         table.row(vec![
             name.to_owned(),
             format!("{:.3}×", full.mean),
@@ -77,7 +77,7 @@ fn table(rows: &[Row]) -> Table {
 fn over_time(
     title: &str,
     unit: &str,
-    rows: &[Row],
+    rows: &[ReplayRow],
     figure: fn(&paceline_sim::RoundOutcome) -> f64,
 ) -> LineChart {
     let series = rows.iter().filter(|row| row.seed == 0).map(|row| {

@@ -1,4 +1,4 @@
-//! One trace under every contender and seed.
+//! Replays of one trace under every policy and seed.
 
 use std::sync::{
     Arc,
@@ -14,12 +14,12 @@ use paceline_trace::{Hindsight, Trace, deadlines, hindsight};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::args::{Contender, SimulateArgs};
-use crate::traces::Source;
+use super::args::{ReplayedPolicy, SimulateArgs};
+use crate::traces::TraceSource;
 
 /// One replay: a line of `--json`.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Row {
+pub(super) struct ReplayRow {
     pub(super) trace: String,
     pub(super) policy: String,
     pub(super) seed: u64,
@@ -46,7 +46,7 @@ pub(super) struct Row {
     pub(super) outcome: ReplayOutcome,
 }
 
-/// What the future says of a trace.
+/// The best rates of a trace in hindsight.
 struct Bounds {
     hindsight: Hindsight,
     /// With salvage, the best moment of every round instead of the best count.
@@ -54,7 +54,7 @@ struct Bounds {
 }
 
 impl Bounds {
-    fn of(trace: &Trace, replay: &Replay) -> Bounds {
+    fn from_trace(trace: &Trace, replay: &Replay) -> Bounds {
         let hindsight = hindsight(trace, replay.overhead, replay.quorum);
         let oracle_rate = match replay.straggler {
             Straggler::Salvage => deadlines(trace, replay.overhead).clairvoyant_rate,
@@ -64,14 +64,14 @@ impl Bounds {
     }
 }
 
-/// Replays a trace under all contenders and seeds; `tell` hears how many are done.
+/// Replays a trace under all policies and seeds; calls `tell` with the number done.
 pub(super) fn study(
-    source: &Source,
+    source: &TraceSource,
     trace: &Trace,
     args: &SimulateArgs,
     model: &Arc<Model>,
     tell: impl Fn(usize, usize) + Sync,
-) -> Result<Vec<Row>> {
+) -> Result<Vec<ReplayRow>> {
     ensure!(
         args.straggler != Straggler::Salvage || trace.micro_batches() > 1,
         "{}: salvage needs a trace with micro-batches (docs/traces.md), this one has whole run-times",
@@ -89,8 +89,8 @@ pub(super) fn study(
         overhead: args.overhead.seconds(trace.median()),
         quorum: args.quorum as usize,
     };
-    let bounds = source.by_the_clock().is_none().then(|| Bounds::of(trace, &replay));
-    let jobs: Vec<(Contender, u64)> = args
+    let bounds = source.by_the_clock().is_none().then(|| Bounds::from_trace(trace, &replay));
+    let jobs: Vec<(ReplayedPolicy, u64)> = args
         .policy
         .iter()
         .flat_map(|&contender| (0..args.seeds).map(move |seed| (contender, seed)))
@@ -103,7 +103,7 @@ pub(super) fn study(
                 let policy = policy_of(contender, model, None, 0, trace)?;
                 let outcome = replay.run(&mut world, spec.rounds(), policy);
                 let drawn = world.into_trace();
-                row(contender, seed, &drawn, &replay, &Bounds::of(&drawn, &replay), outcome)
+                row(contender, seed, &drawn, &replay, &Bounds::from_trace(&drawn, &replay), outcome)
             }
             (None, Some(bounds)) => {
                 let mut world = Recorded::new(trace, seed);
@@ -111,7 +111,7 @@ pub(super) fn study(
                 let outcome = replay.run(&mut world, trace.rounds(), policy);
                 row(contender, seed, trace, &replay, bounds, outcome)
             }
-            (None, None) => unreachable!("what is not by the clock has bounds"),
+            (None, None) => unreachable!("a trace without phases by the clock has bounds"),
         };
         tell(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
         Ok(row)
@@ -120,7 +120,7 @@ pub(super) fn study(
 }
 
 fn policy_of(
-    contender: Contender,
+    contender: ReplayedPolicy,
     model: &Arc<Model>,
     bounds: Option<&Bounds>,
     start: usize,
@@ -128,19 +128,19 @@ fn policy_of(
 ) -> Result<Box<dyn Policy>> {
     let known = |contender: &str| {
         anyhow::anyhow!(
-            "{contender} needs a trace that is there before the run: phases=wall-clock is not"
+            "{contender} needs a trace that does not depend on the run: not phases=wall-clock"
         )
     };
     Ok(match contender {
-        Contender::Policy(spec) => spec.build_with(model, paceline_policy::Objective::Samples),
-        Contender::BestStatic => {
+        ReplayedPolicy::Policy(spec) => spec.build_with(model, paceline_policy::Objective::Samples),
+        ReplayedPolicy::BestStatic => {
             let bounds = bounds.ok_or_else(|| known("best-static"))?;
             Box::new(Static(Cutoff::Count(bounds.hindsight.best_static_count as u32)))
         }
-        Contender::Oracle => {
+        ReplayedPolicy::Oracle => {
             let bounds = bounds.ok_or_else(|| known("oracle"))?;
             let mut counts = bounds.hindsight.oracle_counts.clone();
-            // Rounds in which nobody was there have no count, and are left out of replays as well.
+            // Rounds without workers have no count; replays leave them out as well.
             let there = |round: usize| trace.row(round).any(|cell| cell.bound().is_some());
             counts.rotate_left((0..start).filter(|&round| there(round)).count());
             Box::new(Scripted::new("oracle", counts))
@@ -149,13 +149,13 @@ fn policy_of(
 }
 
 fn row(
-    contender: Contender,
+    contender: ReplayedPolicy,
     seed: u64,
     trace: &Trace,
     replay: &Replay,
     bounds: &Bounds,
     outcome: ReplayOutcome,
-) -> Row {
+) -> ReplayRow {
     let rate = outcome.rate(replay.overhead);
     let rounds = outcome.rounds.len();
     let Hindsight { full_rate, best_static_count, best_static_rate, .. } = bounds.hindsight;
@@ -163,7 +163,7 @@ fn row(
     let there: usize = (0..trace.rounds())
         .map(|round| trace.row(round).filter(|cell| cell.bound().is_some()).count())
         .sum();
-    Row {
+    ReplayRow {
         trace: trace.name().to_owned(),
         policy: contender.to_string(),
         seed,
@@ -187,7 +187,7 @@ fn row(
     }
 }
 
-/// How much the rounds' own rates vary: standard deviation over mean.
+/// The variation of the rounds' own rates: standard deviation over mean.
 fn variation(outcome: &ReplayOutcome, overhead: f64) -> f64 {
     let rates: Vec<f64> =
         outcome.rounds.iter().map(|r| r.accepted / (r.seconds + overhead).max(1e-12)).collect();

@@ -19,12 +19,12 @@ use paceline_trace::Trace;
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::args::{Contender, Overhead, SimulateArgs};
-use crate::{config::Usage, traces::Source};
+use super::args::{Overhead, ReplayedPolicy, SimulateArgs};
+use crate::{config::Usage, traces::TraceSource};
 
 /// One run: a line of `--json`. Times are of a round, in seconds, along its critical path.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Row {
+pub(super) struct SystemRow {
     trace: String,
     policy: String,
     seed: u64,
@@ -55,39 +55,39 @@ pub(super) struct Row {
     samples_requeued: u64,
     samples_dropped: u64,
     ledger_balanced: bool,
-    /// Where shards may be left behind.
+    /// Figures of weak synchronisation, if shards may be left behind.
     #[serde(flatten)]
     weak: Option<Absences>,
-    /// What simulating took.
+    /// Wall-clock time of the simulation.
     wall_s: f64,
     decide_us_p99: f64,
     decide_cpu_us_per_round: f64,
 }
 
-/// What rounds did without the shards that they did not wait for.
+/// Figures of rounds that do not wait for all shards.
 #[derive(Debug, Clone, Serialize)]
 struct Absences {
     pull: Enough,
     push: Enough,
     max_stale: u64,
     rounds_per_s: f64,
-    /// Share of the blocks that rounds did without, or workers had old values of.
+    /// Share of blocks that rounds left out, or whose values were old.
     stale_share: f64,
-    /// Share of the other blocks that what was accepted did not reach.
+    /// Share of the other blocks that accepted contributions did not reach.
     missed_share: f64,
-    /// How often a shard was waited for that had missed as many updates as it may.
+    /// How often a round waited for a shard that had missed the most updates allowed.
     awaited: u64,
 }
 
-/// Runs a trace under all policies and seeds; `tell` hears how many are done.
+/// Runs a trace under all policies and seeds; calls `tell` with the number done.
 pub(super) fn study(
     spec: SystemSpec,
-    source: &Source,
+    source: &TraceSource,
     trace: &Trace,
     args: &SimulateArgs,
     model: &Arc<Model>,
     tell: impl Fn(usize, usize) + Sync,
-) -> Result<Vec<Row>> {
+) -> Result<Vec<SystemRow>> {
     let policies = policies(args, spec.shards)?;
     let system =
         System { straggler: args.straggler, quorum: args.quorum as usize, ..System::new(spec) };
@@ -98,7 +98,7 @@ pub(super) fn study(
     let done = AtomicUsize::new(0);
     let rows = jobs.par_iter().map(|&(policy, seed)| {
         let began = Instant::now();
-        // Shards hold equal parts, so it does not matter how many blocks that is.
+        // Shards hold equal parts, so their number of blocks does not matter.
         let (blocks, max_stale) = (vec![1; spec.shards as usize], args.max_stale);
         let shards = Weak {
             shards: wait_for_updates(args.pull, &blocks, max_stale),
@@ -119,20 +119,20 @@ pub(super) fn study(
         };
         let wall_s = began.elapsed().as_secs_f64();
         tell(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
-        Row {
+        SystemRow {
             trace: trace.name().to_owned(),
             policy: policy.to_string(),
             seed,
             workers: trace.workers().len(),
             wall_s,
             weak: weak(args, &spec, &outcome),
-            ..Row::of(&system, &outcome)
+            ..SystemRow::from_outcome(&system, &outcome)
         }
     });
     Ok(rows.collect())
 }
 
-/// Told where shards may be left behind, or one gives reason to.
+/// The figures if shards may be left behind, or if one is slow.
 fn weak(args: &SimulateArgs, spec: &SystemSpec, outcome: &SystemOutcome) -> Option<Absences> {
     let rules = args.pull != Enough::All || args.push != Enough::All;
     let slow = spec.slow_fold > 1.0 || spec.slow_shard < 1.0 || spec.stop_every > 0;
@@ -147,11 +147,11 @@ fn weak(args: &SimulateArgs, spec: &SystemSpec, outcome: &SystemOutcome) -> Opti
     })
 }
 
-/// Those that a system can be run with; what belongs to plain replays is refused.
+/// The policies to run; refuses flags and references of plain replays.
 fn policies(args: &SimulateArgs, shards: u32) -> Result<Vec<PolicySpec>> {
     let weak = args.pull != Enough::All || args.push != Enough::All;
-    let lags = |contender: &Contender| match contender {
-        Contender::Policy(spec) => spec.build().admissible_lag() > 0,
+    let lags = |contender: &ReplayedPolicy| match contender {
+        ReplayedPolicy::Policy(spec) => spec.build().admissible_lag() > 0,
         _ => false,
     };
     let refused = [
@@ -161,15 +161,15 @@ fn policies(args: &SimulateArgs, shards: u32) -> Result<Vec<PolicySpec>> {
         ),
         (
             args.push != Enough::All && args.straggler == Straggler::Finish,
-            "--straggler finish needs --push all: what is late is dropped as a whole",
+            "--straggler finish needs --push all: late contributions are dropped as a whole",
         ),
         (
             args.straggler == Straggler::Salvage,
-            "--system knows the stragglers abort and finish, not salvage",
+            "--system supports --straggler abort and finish, not salvage",
         ),
         (
             args.overhead != Overhead::Seconds(0.0),
-            "--system has an overhead of its own (fold): leave out --overhead",
+            "--system has its own overhead (fold): leave out --overhead",
         ),
         (
             args.html.is_some() || args.decisions.is_some(),
@@ -185,22 +185,22 @@ fn policies(args: &SimulateArgs, shards: u32) -> Result<Vec<PolicySpec>> {
             tracing::warn!("--{flag} {enough}: of {shards} shards that is all of them");
         }
     }
-    let policy = |contender: &Contender| match contender {
-        Contender::Policy(spec) => Ok(*spec),
+    let policy = |contender: &ReplayedPolicy| match contender {
+        ReplayedPolicy::Policy(spec) => Ok(*spec),
         other => Err(Usage(format!(
-            "{other} knows the run-times beforehand, and with --system they depend on the run"
+            "{other} needs run-times in advance, and with --system they depend on the run"
         ))
         .into()),
     };
     args.policy.iter().map(policy).collect()
 }
 
-impl Row {
-    fn of(system: &System, outcome: &SystemOutcome) -> Row {
+impl SystemRow {
+    fn from_outcome(system: &System, outcome: &SystemOutcome) -> SystemRow {
         let accepted = || outcome.rounds.iter().map(|round| round.accepted);
         let rounds = outcome.rounds.len();
         let cost = &outcome.cost;
-        Row {
+        SystemRow {
             trace: String::new(),
             policy: String::new(),
             seed: 0,
@@ -235,8 +235,8 @@ impl Row {
     }
 }
 
-/// What people see: one line a run.
-pub(super) fn text(rows: &[Row]) -> String {
+/// The results as text: one line per run.
+pub(super) fn text(rows: &[SystemRow]) -> String {
     let Some(first) = rows.first() else { return String::new() };
     let mut text = format!(
         "{}: {} workers, {} rounds, stragglers {}; system {}, {} shard{}\n\n",
@@ -290,8 +290,8 @@ pub(super) fn text(rows: &[Row]) -> String {
     text + &weak_text(rows, width)
 }
 
-/// The same of shards that are not always waited for; nothing where there are none.
-fn weak_text(rows: &[Row], width: usize) -> String {
+/// The figures of weak synchronisation as text; empty without them.
+fn weak_text(rows: &[SystemRow], width: usize) -> String {
     let first = rows.first().and_then(|row| row.weak.as_ref());
     let Some(Absences { pull, push, max_stale, .. }) = first else {
         return String::new();

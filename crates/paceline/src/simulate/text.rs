@@ -1,23 +1,26 @@
-//! What people see of a study: a table of policies, in the order they were named.
+//! The text of a study: a table of policies, in the order given.
 
 use std::fmt::Write;
 
 use paceline_report::short;
 
-use super::study::Row;
+use super::study::ReplayRow;
 
 /// Mean, worst and best of one figure over seeds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Range {
+pub(super) struct FigureRange {
     pub(super) mean: f64,
     pub(super) least: f64,
     pub(super) most: f64,
 }
 
-impl Range {
-    pub(super) fn of(rows: &[&Row], figure: impl Fn(&Row) -> f64) -> Range {
+impl FigureRange {
+    pub(super) fn from_rows(
+        rows: &[&ReplayRow],
+        figure: impl Fn(&ReplayRow) -> f64,
+    ) -> FigureRange {
         let values = || rows.iter().map(|row| figure(row));
-        Range {
+        FigureRange {
             mean: values().sum::<f64>() / rows.len().max(1) as f64,
             least: values().fold(f64::INFINITY, f64::min),
             most: values().fold(f64::NEG_INFINITY, f64::max),
@@ -25,9 +28,9 @@ impl Range {
     }
 }
 
-/// The rows of each policy, in the order the policies were named.
-pub(super) fn by_policy(rows: &[Row]) -> Vec<(&str, Vec<&Row>)> {
-    let mut policies: Vec<(&str, Vec<&Row>)> = Vec::new();
+/// The rows of each policy, in the order given.
+pub(super) fn by_policy(rows: &[ReplayRow]) -> Vec<(&str, Vec<&ReplayRow>)> {
+    let mut policies: Vec<(&str, Vec<&ReplayRow>)> = Vec::new();
     for row in rows {
         match policies.iter_mut().find(|(name, _)| *name == row.policy) {
             Some((_, rows)) => rows.push(row),
@@ -38,7 +41,7 @@ pub(super) fn by_policy(rows: &[Row]) -> Vec<(&str, Vec<&Row>)> {
 }
 
 /// One trace's study.
-pub(super) fn text(rows: &[Row], censored: f64) -> String {
+pub(super) fn text(rows: &[ReplayRow], censored: f64) -> String {
     let Some(first) = rows.first() else { return String::new() };
     let mut text = format!(
         "{}: {} workers, {} rounds, stragglers {}{}\n",
@@ -81,8 +84,8 @@ pub(super) fn text(rows: &[Row], censored: f64) -> String {
         "decide p99"
     );
     for (name, rows) in policies {
-        let full = Range::of(&rows, |row| row.of_full);
-        let mean = |figure: fn(&Row) -> f64| Range::of(&rows, figure).mean;
+        let full = FigureRange::from_rows(&rows, |row| row.of_full);
+        let mean = |figure: fn(&ReplayRow) -> f64| FigureRange::from_rows(&rows, figure).mean;
         let _ = writeln!(
             text,
             "{name:width$}  {:>8.3}× {:>15}  {:>9.3} {:>11.3} {:>7.1} % {:>9.3} {:>7.0} µs",
