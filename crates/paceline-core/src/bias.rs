@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Costs, EpochOrder, EventKind, OrderSpec, Portion, Version, Work, WorkerId};
+use crate::{ContributionId, Costs, EpochOrder, EventKind, OrderSpec, Portion, Work, WorkerId};
 
 /// Costs of what was handed out for each update and of what came into it, from a run's events. Cut
 /// early, a round has the samples of those who finished early: the cheap ones.
@@ -11,7 +11,8 @@ pub struct CostBias {
     orders: OrderSpec,
     costs: Costs,
     order: EpochOrder,
-    given: BTreeMap<(WorkerId, Version), Portion>,
+    /// The last work of each worker.
+    given: BTreeMap<WorkerId, (ContributionId, Portion)>,
     handed_out: Cost,
     came: Cost,
     sum: f64,
@@ -53,23 +54,17 @@ impl CostBias {
     /// Every event of the run, in order.
     pub fn see(&mut self, event: &EventKind) {
         match event {
-            EventKind::RoundStarted { round, work } => {
-                work.iter().for_each(|work| self.give(work, round.base()));
-            }
-            EventKind::Enlisted { round, work } => self.give(work, round.base()),
-            EventKind::Arrived { base, worker, weight, .. } => {
-                if let Some(portion) = self.given.remove(&(*worker, *base)) {
+            EventKind::RoundStarted { work, .. } => work.iter().for_each(|work| self.give(work)),
+            EventKind::Enlisted { work, .. } => self.give(work),
+            EventKind::Arrived { id, worker, weight, .. } => {
+                let given = self.given.remove(worker).filter(|(given, _)| given == id);
+                if let Some((_, portion)) = given {
                     // What is done of a portion is its beginning.
                     let (cost, samples) = self.cost(&portion, *weight as usize);
                     self.came.add(cost, samples);
                 }
             }
-            EventKind::Late { base, worker, .. } | EventKind::Aborted { base, worker, .. } => {
-                self.given.remove(&(*worker, *base));
-            }
-            EventKind::WorkerLeft { worker, .. } => {
-                self.given.retain(|(whose, _), _| whose != worker);
-            }
+            EventKind::WorkerLeft { worker, .. } => drop(self.given.remove(worker)),
             EventKind::Closed { .. } => self.closed(),
             _ => {}
         }
@@ -81,10 +76,10 @@ impl CostBias {
         (self.updates > 0).then(|| self.sum / f64::from(self.updates))
     }
 
-    fn give(&mut self, work: &Work, base: Version) {
+    fn give(&mut self, work: &Work) {
         let (cost, samples) = self.cost(&work.portion, usize::MAX);
         self.handed_out.add(cost, samples);
-        self.given.insert((work.worker, base), work.portion.clone());
+        self.given.insert(work.worker, (work.id, work.portion.clone()));
     }
 
     fn cost(&mut self, portion: &Portion, first: usize) -> (f64, usize) {
@@ -111,7 +106,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{Blocks, Round, RunTime, SampleRange};
+    use crate::{Blocks, Round, RunTime, SampleRange, Version};
 
     #[test]
     fn an_update_without_the_dear_samples_is_biased_by_what_they_cost() {
@@ -125,6 +120,7 @@ mod tests {
         let mut bias = CostBias::new(orders, Costs::new(Arc::new(costs), 2));
         assert_eq!(bias.mean(), None);
         let work = |worker: u32| Work {
+            id: ContributionId(u64::from(worker)),
             worker: WorkerId(worker),
             portion: Portion::new(SampleRange { epoch: 0, start: 2 * worker, end: 2 * worker + 2 }),
             waited_for: false,
@@ -132,6 +128,7 @@ mod tests {
         };
         let arrived = |worker: u32, base: Version| EventKind::Arrived {
             round: Round(base.0),
+            id: ContributionId(u64::from(worker)),
             base,
             worker: WorkerId(worker),
             weight: 2.0,

@@ -1,17 +1,95 @@
-//! Contributions: gradient sums with a weight and the version they were computed from.
+//! A contribution: the work that a worker is given, and everything that becomes of it.
+//!
+//! The core owns the contribution from the moment it is handed out until its samples are used or
+//! returned. Its bytes never pass through the core: they stay with the shards, under its id.
+//!
+//! ```text
+//! Given ─► Computing ─► Announced ─► Staged ─► Accepted ─► used
+//!   └──────────┴────────────┼───────────┘ (a round is open: no stop at Staged)
+//!                           ├─► Late       its round closed first; its bytes are dropped
+//!                           └─► Abandoned  its worker stopped or left
+//! ```
+//!
+//! [`State::may_become`] is the law. A report that would break it is refused, so messages that cross on
+//! the wire (an abort and a push, a discard and a staged report) have one outcome.
+
+use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Blocks, RunTime, Time, Version, WorkerId};
+use crate::{
+    Blocks, ContributionId, MachineError, Portion, RunTime, SampleRange, ShardId, Time, Version,
+    WorkerId,
+    event::{is_one, one},
+};
 
-/// What a worker says of the gradient sum that it has put on the shards. The sum itself never
-/// passes through the core.
+/// Work handed to a worker, as it is told and logged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Contribution {
-    /// Whose it is.
+pub struct Work {
+    /// The contribution that comes of it.
+    #[serde(default)]
+    pub id: ContributionId,
+    /// The worker.
     pub worker: WorkerId,
-    /// The version of the parameters it was computed from.
-    pub base: Version,
+    /// The samples.
+    pub portion: Portion,
+    /// Its samples came back so often that the round must wait for them.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub waited_for: bool,
+    /// What a sample of it counts for in an update.
+    #[serde(skip_serializing_if = "is_one", default = "one")]
+    pub worth: f64,
+}
+
+/// A range of samples, and how often it was handed out in vain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeldRange {
+    /// The samples.
+    pub range: SampleRange,
+    /// How often they came back.
+    pub returns: u32,
+}
+
+/// Samples for one worker, before they have become a contribution.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Handout {
+    /// The worker.
+    pub worker: WorkerId,
+    /// The samples, never none.
+    pub ranges: Vec<HeldRange>,
+    /// The round must wait for them.
+    pub waited_for: bool,
+    /// What a sample of it counts for in an update.
+    pub worth: f64,
+    /// The contribution that holds the same samples already. One of the two will count.
+    pub twin: Option<ContributionId>,
+}
+
+impl Handout {
+    /// A range that nobody had before.
+    pub fn new(worker: WorkerId, range: SampleRange) -> Handout {
+        let ranges = vec![HeldRange { range, returns: 0 }];
+        Handout { worker, ranges, waited_for: false, worth: 1.0, twin: None }
+    }
+
+    pub(crate) fn samples(&self) -> u32 {
+        self.ranges.iter().map(|held| held.range.len()).sum()
+    }
+
+    pub(crate) fn portion(&self) -> Portion {
+        let mut portion = Portion::new(self.ranges[0].range);
+        for held in &self.ranges[1..] {
+            portion.push(held.range);
+        }
+        portion
+    }
+}
+
+/// What a worker says of the gradient sum that it has put, or is putting, on the shards.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Announcement {
+    /// The contribution.
+    pub id: ContributionId,
     /// Samples behind the sum. The update divides by the sum of weights, so unequal batches are
     /// right by construction.
     pub weight: f64,
@@ -19,21 +97,294 @@ pub struct Contribution {
     pub loss: f64,
     /// Squared norm of the gradient sum, where the run asks for it.
     pub square: Option<f64>,
-    /// The blocks it is complete on.
-    pub blocks: Blocks,
 }
 
-/// A contribution accepted into a round.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// Where a contribution is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Handed out; its worker has reported nothing of it.
+    Given,
+    /// Its worker has finished some of its micro-batches.
+    Computing,
+    /// Its worker has said what it pushes; some shards may hold their part.
+    Announced,
+    /// Complete on the shards, and waits for the next round to open.
+    Staged,
+    /// In the sum of the open round.
+    Accepted,
+    /// Its round closed without it, or another holder of its samples was sooner. Shards drop what
+    /// still comes of it.
+    Late,
+    /// Nothing will come of it.
+    Abandoned,
+}
+
+impl State {
+    /// The law: which state may follow which.
+    pub fn may_become(self, next: State) -> bool {
+        use State::{Abandoned, Accepted, Announced, Computing, Given, Late, Staged};
+        match next {
+            Given => false,
+            Computing => matches!(self, Given | Computing),
+            Announced => matches!(self, Given | Computing),
+            Staged => self == Announced,
+            Accepted => matches!(self, Announced | Staged),
+            Late => matches!(self, Given | Computing | Announced),
+            Abandoned => matches!(self, Given | Computing | Announced | Staged | Late),
+        }
+    }
+
+    /// Whether its worker may still bring it into a round.
+    pub fn may_arrive(self) -> bool {
+        self.may_become(State::Late)
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            State::Given => "given",
+            State::Computing => "computing",
+            State::Announced => "announced",
+            State::Staged => "staged",
+            State::Accepted => "accepted",
+            State::Late => "late",
+            State::Abandoned => "abandoned",
+        })
+    }
+}
+
+/// One contribution.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Contribution {
+    /// Its id.
+    pub id: ContributionId,
+    /// The worker that computes it.
+    pub worker: WorkerId,
+    /// The version that it is computed from.
+    pub base: Version,
+    /// When the worker could begin: at the round's opening, or later where it joined later.
+    pub started: Time,
+    /// Samples that the worker was given.
+    pub samples: u32,
+    /// Micro-batches that the worker has reported finished.
+    pub done: u32,
+    /// When it reported the last of them.
+    pub done_at: Time,
+    /// How many it reported first, and when.
+    pub first: Option<(u32, Time)>,
+    /// What a sample of it counts for in an update.
+    pub worth: f64,
+    state: State,
+    /// What its worker said it pushes, and when.
+    announced: Option<(Announcement, Time)>,
+    /// The round must not be cut without it: its samples came back too often.
+    pub(crate) waited_for: bool,
+    /// The round must not be cut without it: a shard that may miss no more pushes owes its part.
+    pub(crate) awaits_shard: bool,
+    /// The shards that its round has.
+    pub(crate) shards: Arc<BTreeSet<ShardId>>,
+    /// The shards that hold their part.
+    pub(crate) staged: BTreeSet<ShardId>,
+    /// The blocks that it is complete on, once it is accepted.
+    pub(crate) blocks: Blocks,
+    /// The samples that it stands for; none once they are used or returned.
+    pub(crate) ranges: Vec<HeldRange>,
+    /// The other holder of the same samples.
+    pub(crate) twin: Option<ContributionId>,
+    /// When its round was cut, if that closed without it.
+    pub(crate) cut: Option<Time>,
+    /// What a sample of it counts for in its round, once it is accepted.
+    pub(crate) counts: f64,
+    /// It is accepted into a round after its own.
+    pub(crate) folded: bool,
+}
+
+impl Contribution {
+    pub(crate) fn new(
+        id: ContributionId,
+        handout: Handout,
+        base: Version,
+        shards: Arc<BTreeSet<ShardId>>,
+        now: Time,
+    ) -> Contribution {
+        Contribution {
+            id,
+            worker: handout.worker,
+            base,
+            started: now,
+            samples: handout.samples(),
+            done: 0,
+            done_at: now,
+            first: None,
+            worth: handout.worth,
+            state: State::Given,
+            announced: None,
+            waited_for: handout.waited_for,
+            awaits_shard: false,
+            shards,
+            staged: BTreeSet::new(),
+            blocks: Blocks::All,
+            ranges: handout.ranges,
+            twin: handout.twin,
+            cut: None,
+            counts: handout.worth,
+            folded: false,
+        }
+    }
+
+    /// Where it is in its life.
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// What its worker said it pushes.
+    pub fn announcement(&self) -> Option<&Announcement> {
+        self.announced.as_ref().map(|(announcement, _)| announcement)
+    }
+
+    /// When its worker said so.
+    pub fn announced_at(&self) -> Option<Time> {
+        self.announced.map(|(_, at)| at)
+    }
+
+    /// Samples behind it; none before it is announced.
+    pub fn weight(&self) -> f64 {
+        self.announcement().map_or(0.0, |announcement| announcement.weight)
+    }
+
+    /// Whether only a part of its work has come.
+    pub(crate) fn is_partial(&self) -> bool {
+        self.weight() < f64::from(self.samples)
+    }
+
+    /// Of so many micro-batches, those that a cut now could bring.
+    pub(crate) fn finished(&self, micro_batches: u32) -> u32 {
+        let share = |a: &Announcement| a.weight / f64::from(self.samples.max(1));
+        let pushed = self.announcement().map_or(0, |announcement| {
+            ((share(announcement) * f64::from(micro_batches)).ceil() as u32).max(1)
+        });
+        self.done.max(pushed)
+    }
+
+    pub(crate) fn become_state(&mut self, next: State) -> Result<(), MachineError> {
+        if !self.state.may_become(next) {
+            let &mut Contribution { id, worker, state: from, .. } = self;
+            return Err(MachineError::Transition { worker, id, from, to: next });
+        }
+        self.state = next;
+        Ok(())
+    }
+
+    /// The worker says what it pushes. Of a late contribution that is heard, and changes nothing.
+    pub(crate) fn announce(
+        &mut self,
+        announcement: Announcement,
+        now: Time,
+    ) -> Result<(), MachineError> {
+        let &mut Contribution { id, worker, samples, .. } = self;
+        let Announcement { weight, loss, square, .. } = announcement;
+        if !(weight > 0.0 && weight <= f64::from(samples)) {
+            return Err(MachineError::BadWeight { worker, weight, samples });
+        }
+        if !loss.is_finite() {
+            return Err(MachineError::BadLoss { worker, loss });
+        }
+        if let Some(square) = square.filter(|square| !(*square >= 0.0 && square.is_finite())) {
+            return Err(MachineError::BadSquare { worker, square });
+        }
+        if self.announced.is_some() {
+            return Err(MachineError::AnnouncedTwice { worker, id });
+        }
+        if self.state != State::Late {
+            self.become_state(State::Announced)?;
+        }
+        self.announced = Some((announcement, now));
+        Ok(())
+    }
+
+    /// Whether every shard of its round holds its part, and its worker has said its weight.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.announced.is_some() && self.shards.is_subset(&self.staged)
+    }
+
+    /// How long it has taken by `now`: a lower bound where only a part of the work has come.
+    pub(crate) fn run_time(&self, now: Time) -> RunTime {
+        let elapsed = now.since(self.started);
+        match self.is_partial() {
+            true => RunTime::Censored { at_least: elapsed },
+            false => RunTime::Observed(elapsed),
+        }
+    }
+
+    /// Keeps the first `samples` of its ranges, and returns the rest.
+    pub(crate) fn keep_first(&mut self, samples: u32) -> Vec<HeldRange> {
+        let mut left = samples.max(1);
+        let mut rest = Vec::new();
+        for held in &mut self.ranges {
+            let HeldRange { range, returns } = *held;
+            held.range.end = range.end.min(range.start.saturating_add(left));
+            left -= held.range.len();
+            if held.range.end < range.end {
+                let range = SampleRange { start: held.range.end, ..range };
+                rest.push(HeldRange { range, returns });
+            }
+        }
+        self.ranges.retain(|held| held.range.len() > 0);
+        rest
+    }
+}
+
+/// A contribution accepted into the open round, as policies see it.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Arrival {
-    /// What came.
-    pub contribution: Contribution,
-    /// When it was complete on every shard.
+    /// Whose contribution it is.
+    pub worker: WorkerId,
+    /// Samples behind it.
+    pub weight: f64,
+    /// When it was complete on the shards.
     pub at: Time,
     /// How long it took; censored if only a part of the work was salvaged.
     pub run_time: RunTime,
     /// The share of its work that came.
     pub share: f64,
-    /// What a sample of it counts for in the update.
-    pub worth: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_transitions_that_are_allowed() {
+        use State::*;
+        let all = [Given, Computing, Announced, Staged, Accepted, Late, Abandoned];
+        let table = [
+            (Given, vec![Computing, Announced, Late, Abandoned]),
+            (Computing, vec![Computing, Announced, Late, Abandoned]),
+            (Announced, vec![Staged, Accepted, Late, Abandoned]),
+            (Staged, vec![Accepted, Abandoned]),
+            (Accepted, vec![]),
+            (Late, vec![Abandoned]),
+            (Abandoned, vec![]),
+        ];
+        for (from, expected) in table {
+            let to: Vec<State> = all.into_iter().filter(|&to| from.may_become(to)).collect();
+            assert_eq!(to, expected, "from {from}");
+        }
+    }
+
+    #[test]
+    fn of_a_salvaged_contribution_the_first_samples_stay_and_the_rest_goes() {
+        let range = |start, end| SampleRange { epoch: 0, start, end };
+        let held = |start, end, returns| HeldRange { range: range(start, end), returns };
+        let ranges = vec![held(0, 4, 2), held(10, 16, 0)];
+        let handout = Handout { ranges, ..Handout::new(WorkerId(0), range(0, 1)) };
+        let now = Time::ZERO;
+        let (id, base) = (ContributionId(0), Version(0));
+        let mut contribution = Contribution::new(id, handout, base, Arc::default(), now);
+        assert_eq!(contribution.keep_first(6), [held(12, 16, 0)]);
+        assert_eq!(contribution.ranges, [held(0, 4, 2), held(10, 12, 0)]);
+        assert_eq!(contribution.keep_first(3), [held(3, 4, 2), held(10, 12, 0)]);
+        assert_eq!(contribution.ranges, [held(0, 3, 2)]);
+    }
 }

@@ -1,30 +1,30 @@
-//! The coordinator: round machine, data ledger and assembly of contributions, as one sans-IO whole.
+//! The coordinator: round machine, data ledger and shards, as one sans-IO whole.
 //!
-//! This is what the network server, the simulator and the tests drive. They report what happened,
-//! call [`Coordinator::advance`], and act on [`Coordinator::poll_event`].
+//! The network server, the simulators and the tests drive it. They report what happened, call
+//! [`Coordinator::advance`], and act on its events ([`crate::act`]).
 
 use std::collections::VecDeque;
 
 use crate::{
-    Contribution, Event, EventKind, LeaveReason, Ledger, LedgerError, MachineError, NoiseScale,
-    Phase, Policy, Round, RoundConfig, RoundMachine, ShardId, Shards, StopReason, Straggler, Time,
-    Version, Work, WorkerId,
-    assembly::{Assembly, Awaited, WaitRule},
+    Announcement, Blocks, Contribution, ContributionId, Event, EventKind, Handout, LeaveReason,
+    Ledger, LedgerReport, MachineError, NoiseScale, Phase, Policy, Round, RoundConfig,
+    RoundMachine, ShardId, Shards, State, StopReason, Time, Version, WorkerId,
+    pushes::{AwaitedPart, PartialPushes, WaitRule},
 };
 
-/// Whoever is nearly as fast as the median is given as much.
+/// A worker that is nearly as fast as the median is given as much.
 const EVEN: f64 = 0.87;
-/// The least share of a portion: whoever is slower still is left to the cut.
+/// The least share of a portion: a worker that is slower still is left to the cut.
 const LEAST_SHARE: f64 = 1.0 / 16.0;
 
 /// Decides who computes what, what counts, and when a round ends.
 pub struct Coordinator {
     machine: RoundMachine,
     ledger: Ledger,
-    assembly: Assembly,
+    /// Where contributions count before they are whole.
+    pushes: Option<PartialPushes>,
     /// Samples a worker is given per round.
     batch: u32,
-    straggler: Straggler,
     rebalance: bool,
     shards: Shards,
     /// The shard that the next round waits for at its bound, if one is.
@@ -34,6 +34,8 @@ pub struct Coordinator {
     /// The shard whose parts this round's contributions wait for at the bound.
     parts_awaited: Option<(Round, ShardId)>,
     noise: NoiseScale,
+    /// When [`Self::advance`] was called last.
+    advanced: Time,
     events: VecDeque<Event>,
 }
 
@@ -48,18 +50,20 @@ impl Coordinator {
         first: Round,
     ) -> Self {
         let config = RoundConfig { batch, ..config };
+        let rebalance = config.rebalance;
+        let machine = RoundMachine::new(config, policy, first);
         Coordinator {
-            straggler: config.straggler,
-            rebalance: config.rebalance,
-            machine: RoundMachine::new(config, policy, first),
+            machine: if ledger.data_moves() { machine } else { machine.with_homes() },
+            rebalance,
             ledger,
-            assembly: Assembly::default(),
+            pushes: None,
             batch,
             shards,
             awaited: None,
             given_up: None,
             parts_awaited: None,
             noise: NoiseScale::default(),
+            advanced: Time::ZERO,
             events: VecDeque::new(),
         }
     }
@@ -67,7 +71,7 @@ impl Coordinator {
     /// The same, but contributions count once they are complete on as many shards, of so many blocks
     /// each, as the rule waits for. What comes to the others while the round is open counts there.
     pub fn with_partial_pushes(self, blocks: &[u32], rule: WaitRule) -> Self {
-        Coordinator { assembly: Assembly::partial(blocks, rule), ..self }
+        Coordinator { pushes: Some(PartialPushes::new(blocks, rule)), ..self }
     }
 
     /// The same, but with what was known of the noise before.
@@ -91,6 +95,16 @@ impl Coordinator {
     /// The books, to look at.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
+    }
+
+    /// The books, checked from scratch.
+    pub fn report(&self) -> LedgerReport {
+        self.ledger.report(self.machine.contributions().held())
+    }
+
+    /// Contributions that came to nothing while shards may hold parts of them.
+    pub fn take_discards(&mut self) -> Vec<(WorkerId, ContributionId)> {
+        self.machine.contributions_mut().take_discards()
     }
 
     /// The next thing that happened, in order.
@@ -118,14 +132,17 @@ impl Coordinator {
     ) -> Result<(), MachineError> {
         self.catch_up(now);
         self.machine.handle_leave(worker, why, now)?;
+        if let Some(pushes) = &mut self.pushes {
+            pushes.forget(worker);
+        }
         self.pump();
         Ok(())
     }
 
     /// A worker has finished some of its micro-batches.
-    pub fn handle_progress(&mut self, worker: WorkerId, base: Version, done: u32, now: Time) {
+    pub fn handle_progress(&mut self, worker: WorkerId, id: ContributionId, done: u32, now: Time) {
         self.catch_up(now);
-        self.machine.handle_progress(worker, base, done, now);
+        self.machine.handle_progress(worker, id, done, now);
         self.pump();
     }
 
@@ -133,14 +150,13 @@ impl Coordinator {
     pub fn handle_aborted(
         &mut self,
         worker: WorkerId,
-        base: Version,
+        id: ContributionId,
         done: u32,
         now: Time,
     ) -> Result<(), MachineError> {
         self.catch_up(now);
-        self.machine.handle_aborted(worker, base, done, now)?;
-        self.assembly.abandon(worker, base);
-        self.forget_before(worker, base);
+        self.machine.handle_aborted(worker, id, done, now)?;
+        self.machine.contributions_mut().discard(worker, id);
         self.pump();
         Ok(())
     }
@@ -148,84 +164,132 @@ impl Coordinator {
     /// A worker says what it has put, or is putting, on the shards. An error is the worker's.
     pub fn handle_done(
         &mut self,
-        contribution: Contribution,
+        worker: WorkerId,
+        announcement: Announcement,
         now: Time,
     ) -> Result<(), MachineError> {
-        let (worker, base) = (contribution.worker, contribution.base);
+        let id = announcement.id;
         self.catch_up(now);
-        self.machine.check(&contribution)?;
-        self.machine.note_done(&contribution);
-        self.forget_before(worker, base);
-        let whole = self.assembly.said(contribution, now)?;
-        self.note_awaited_parts(now);
-        match whole {
-            Some(whole) => self.arrive(whole, now),
-            None => Ok(()),
+        if !self.machine.handle_announced(worker, announcement, now)? {
+            self.machine.contributions_mut().discard(worker, id);
+            return Ok(());
+        }
+        if self.is_given_up(worker, id) {
+            // Its worker has not heard of the close yet, and will not say that nothing comes of it.
+            self.machine.contributions_mut().remove(worker, id);
+            self.machine.contributions_mut().discard(worker, id);
+            return Ok(());
+        }
+        self.begin_push(worker, id, now);
+        self.complete(worker, id, now);
+        Ok(())
+    }
+
+    /// What a contribution is waited for on, where it may count before it is whole. What waits for a shard
+    /// at its bound must not be cut: it would be given up, and be no nearer.
+    fn begin_push(&mut self, worker: WorkerId, id: ContributionId, now: Time) {
+        let contribution = self.machine.contributions().get(worker, id);
+        let Some((pushes, contribution)) = self.pushes.as_mut().zip(contribution) else { return };
+        let Some(AwaitedPart { shard, missed }) = pushes.begin(contribution, now) else { return };
+        self.machine.wait_for_shard(worker, id);
+        let here = Some((self.machine.round(), shard));
+        if std::mem::replace(&mut self.parts_awaited, here) != here {
+            let kind = EventKind::ShardAwaited { shard, rounds: missed };
+            self.events.push_back(Event { at: now, kind });
         }
     }
 
-    /// A shard holds its whole part of a contribution, checked. Says whether that is of use: what
-    /// was given up meanwhile is not, and every shard that holds a part may drop it.
+    /// A shard holds its whole part of a contribution, checked. A part of one that came to nothing
+    /// meanwhile is of no use, and every shard that holds one may drop it.
     pub fn handle_staged(
         &mut self,
         worker: WorkerId,
-        base: Version,
+        id: ContributionId,
         shard: ShardId,
         now: Time,
-    ) -> Result<bool, MachineError> {
+    ) {
         self.catch_up(now);
-        if self.machine.work_of(worker, base).is_err() || self.has_given_up(base) {
-            return Ok(self.land(worker, base, shard, now));
+        let given_up = self.is_given_up(worker, id);
+        let contribution = self.machine.contributions_mut().get_mut(worker, id);
+        let Some(contribution) =
+            contribution.filter(|c| !given_up && c.state() != State::Abandoned)
+        else {
+            return self.land(worker, id, shard, now);
+        };
+        contribution.staged.insert(shard);
+        if let Some(pushes) = &mut self.pushes {
+            pushes.answered(worker, id, shard, true, now);
         }
-        if let Some(whole) = self.assembly.staged(worker, base, shard, now) {
-            self.arrive(whole, now)?;
+        self.complete(worker, id, now);
+    }
+
+    /// Lets a contribution arrive, if it is announced and enough shards hold their part.
+    fn complete(&mut self, worker: WorkerId, id: ContributionId, now: Time) {
+        let Some(contribution) = self.machine.contributions().get(worker, id) else { return };
+        // While nothing has come there is nothing to decide, which takes time.
+        if contribution.announcement().is_none() || contribution.staged.is_empty() {
+            return;
         }
-        Ok(true)
+        let blocks = if contribution.is_whole() {
+            Blocks::All
+        } else if let Some(pushes) = &mut self.pushes
+            && pushes.is_enough(worker, id, now)
+        {
+            pushes.blocks_on(&contribution.staged)
+        } else {
+            return;
+        };
+        self.machine.arrive(worker, id, blocks, now);
+        self.pump();
     }
 
     /// Contributions that are under way and were computed from `base`, or before, are given up: their
-    /// workers deliver parts one by one and need not say what becomes of them. Returns of which parts may
-    /// have come.
-    pub fn give_up_parts(&mut self, base: Version) -> Vec<(WorkerId, Version)> {
+    /// workers deliver parts one by one and need not say what becomes of them.
+    pub fn give_up_parts(&mut self, base: Version) {
         self.given_up = Some(base);
-        self.assembly.give_up(base)
+        self.machine.contributions_mut().give_up(base);
     }
 
-    /// Whether what is computed from `base` was given up.
-    pub fn has_given_up(&self, base: Version) -> bool {
-        self.given_up >= Some(base)
+    fn is_given_up(&self, worker: WorkerId, id: ContributionId) -> bool {
+        let contribution = self.machine.contributions().get(worker, id);
+        contribution.is_some_and(|contribution| self.given_up >= Some(contribution.base))
     }
 
-    /// A part comes of what is not waited for any more; says whether it still counts on its shard.
-    fn land(&mut self, worker: WorkerId, base: Version, shard: ShardId, now: Time) -> bool {
-        let blocks =
-            self.assembly.blocks_of(shard).filter(|_| self.shards.fresh().contains(&shard));
-        let share = blocks.and_then(|blocks| self.machine.extend(worker, base, &blocks));
-        self.assembly.answered(worker, base, shard, share.is_some(), now);
-        if let Some(share) = share {
-            let kind = EventKind::Landed { worker, base, shard, share };
+    /// What is known of a worker's contribution, unless it has arrived or is forgotten.
+    pub fn contribution(&self, worker: WorkerId, id: ContributionId) -> Option<&Contribution> {
+        self.machine.contributions().get(worker, id)
+    }
+
+    /// A part comes of a contribution that has arrived or is not waited for any more: it still counts on
+    /// its shard, or is dropped.
+    fn land(&mut self, worker: WorkerId, id: ContributionId, shard: ShardId, now: Time) {
+        let is_fresh = self.shards.fresh().contains(&shard);
+        let blocks = self.pushes.as_ref().and_then(|pushes| pushes.blocks_of(shard));
+        let waiting = self.machine.contributions_mut().staged_mut(worker, id);
+        let counts = if let Some((waiting, blocks)) = waiting.zip(blocks.as_ref()) {
+            waiting.blocks.extend(blocks);
+            true
+        } else if let Some(blocks) = blocks.filter(|_| is_fresh)
+            && let Some(contribution) = self.machine.extend(worker, id, &blocks)
+        {
+            let (base, share) = (contribution.base, contribution.counts);
+            let kind = EventKind::Landed { id, base, worker, shard, share };
             self.events.push_back(Event { at: now, kind });
+            true
+        } else {
+            self.machine.contributions_mut().discard(worker, id);
+            false
+        };
+        if let Some(pushes) = &mut self.pushes {
+            pushes.answered(worker, id, shard, counts, now);
         }
-        share.is_some()
     }
 
-    /// What was due before comes first, in the books as well: who arrives after a close that nobody has
-    /// heard of yet is working until then.
+    /// What was due before comes first, in the books as well: a contribution that arrives after a close
+    /// that nobody has heard of yet is under way until then.
     fn catch_up(&mut self, now: Time) {
         self.machine.catch_up(now);
         self.pump();
-    }
-
-    /// The worker speaks of `base`: nothing more will come of what it was given before.
-    fn forget_before(&mut self, worker: WorkerId, base: Version) {
-        self.machine.forget_before(worker, base);
-        self.assembly.forget_before(worker, base);
-    }
-
-    fn arrive(&mut self, whole: Contribution, now: Time) -> Result<(), MachineError> {
-        self.machine.handle_arrival(whole, now)?;
-        self.pump();
-        Ok(())
     }
 
     /// A shard has applied the update it was told of last. An error is the shard's.
@@ -247,7 +311,7 @@ impl Coordinator {
 
     /// The squared norm of the sum of the last round's gradients, where all shards had a part in it.
     pub fn handle_square(&mut self, square: f64) {
-        self.noise.observe(&self.machine.parts(), square);
+        self.noise.observe(&self.machine.norms(), square);
         if let Some(scale) = self.noise.scale() {
             self.machine.hear_noise(scale);
         }
@@ -270,41 +334,43 @@ impl Coordinator {
 
     /// Does what follows from all that was reported: opens a round, gives work, cuts, closes.
     pub fn advance(&mut self, now: Time) {
+        self.advanced = now;
         if self.settle(now) && self.machine.can_open(now) {
-            let idle = self.machine.idle();
-            let shares = if self.rebalance { self.shares(&idle) } else { vec![1.0; idle.len()] };
-            let mut given: Vec<(WorkerId, f64)> = idle.into_iter().zip(shares).collect();
-            // What others gave back goes to those first of whom something comes.
-            given.sort_by_key(|&(worker, _)| !self.ledger.delivers(worker));
-            let mut work: Vec<Work> =
-                given.into_iter().filter_map(|(worker, share)| self.take(worker, share)).collect();
-            work.sort_by_key(|work| work.worker);
-            // What came since the last close may be all that is left of an epoch.
-            if !work.is_empty() || self.machine.has_pending() {
-                self.machine.open(work, now);
-            }
+            self.open(now);
         }
         for worker in self.machine.wanted() {
-            if let Some(work) = self.take(worker, 1.0) {
-                self.machine.enlist(work, now);
+            if let Some(handout) = self.take(worker, 1.0, now) {
+                self.machine.enlist(handout, now);
             }
         }
-        for whole in self.assembly.due(now) {
-            self.arrive(whole, now).expect("it was checked when it was said");
+        let due = self.pushes.iter().flat_map(PartialPushes::wakes);
+        let due: Vec<_> = due.filter(|(.., at)| *at <= now).collect();
+        for (worker, id, _) in due {
+            self.complete(worker, id, now);
         }
         self.machine.decide(now);
         self.pump();
     }
 
-    /// What waits for a shard at its bound must not be cut: it would be given up, and be no nearer.
-    fn note_awaited_parts(&mut self, now: Time) {
-        for Awaited { worker, base, shard, missed } in self.assembly.take_awaited() {
-            self.machine.wait_for(worker, base);
-            let here = Some((self.machine.round(), shard));
-            if std::mem::replace(&mut self.parts_awaited, here) != here {
-                let kind = EventKind::ShardAwaited { shard, rounds: missed };
-                self.events.push_back(Event { at: now, kind });
-            }
+    fn open(&mut self, now: Time) {
+        self.pump();
+        let idle = self.machine.idle();
+        let shares = if self.rebalance { self.shares(&idle) } else { vec![1.0; idle.len()] };
+        let mut wishes: Vec<(WorkerId, f64)> = idle.into_iter().zip(shares).collect();
+        // Samples that others returned go first to workers of whom something comes.
+        wishes.sort_by_key(|&(worker, _)| !self.ledger.delivers(worker));
+        let mut handouts: Vec<Handout> = Vec::new();
+        for (worker, share) in wishes {
+            let handout = self.take(worker, share, now);
+            // The same samples get one second holder.
+            let twin = handout.as_ref().and_then(|handout| handout.twin);
+            let taken = |other: &Handout| twin.is_some() && other.twin == twin;
+            handouts.extend(handout.filter(|_| !handouts.iter().any(taken)));
+        }
+        handouts.sort_by_key(|handout| handout.worker);
+        // What came since the last close may be all that is left of an epoch.
+        if !handouts.is_empty() || self.machine.has_staged() {
+            self.machine.open_on(self.shards.fresh().clone(), handouts, now);
         }
     }
 
@@ -323,66 +389,26 @@ impl Coordinator {
         typical.into_iter().map(share).collect()
     }
 
-    fn take(&mut self, worker: WorkerId, share: f64) -> Option<Work> {
-        let base = self.machine.round().base();
+    /// Samples for `worker`: the ledger's, or, where it has none left, those of a contribution that is
+    /// overdue.
+    fn take(&mut self, worker: WorkerId, share: f64, now: Time) -> Option<Handout> {
         let want = (share * f64::from(self.batch)).round().max(1.0) as u32;
-        self.ledger.take(worker, base, want).expect("an idle worker holds nothing for it")
+        self.ledger.take(worker, want).or_else(|| self.machine.overdue(worker, now))
     }
 
     /// Enters what the machine decided into the books and passes it on.
     fn pump(&mut self) {
+        for entry in self.machine.contributions_mut().take_entries() {
+            self.ledger.enter(entry);
+        }
         while let Some(event) = self.machine.poll_event() {
-            self.account(&event).expect("the machine and the ledger agree on who holds what");
+            match &event.kind {
+                EventKind::Late { weight, .. } => self.ledger.count_dropped(*weight as u64),
+                EventKind::Closed { .. } => drop(self.shards.update(|_| true, event.at)),
+                _ => {}
+            }
             self.events.push_back(event);
         }
-    }
-
-    fn account(&mut self, event: &Event) -> Result<(), LedgerError> {
-        match &event.kind {
-            EventKind::RoundStarted { round, .. } => {
-                let (shards, oldest) = (self.shards.fresh().clone(), self.machine.oldest_base());
-                self.assembly.open(round.base(), shards, oldest);
-            }
-            EventKind::WorkerLeft { worker, .. } => {
-                self.assembly.forget(*worker);
-                self.ledger.forget(*worker);
-            }
-            EventKind::Arrived { worker, base, weight, .. } => {
-                self.ledger.accept(*worker, *base, *weight as u32)?;
-            }
-            EventKind::Late { worker, base, weight, .. } => {
-                self.ledger.count_dropped(*weight as u64);
-                if self.straggler == Straggler::Finish {
-                    self.ledger.give_back(*worker, *base)?;
-                }
-            }
-            // Where a close has not given them to others already, or will.
-            EventKind::Aborted { worker, base, .. }
-                if !self.machine.is_working(*worker)
-                    && self.ledger.held_by(*worker).any(|held| held == *base) =>
-            {
-                self.ledger.give_back(*worker, *base)?;
-            }
-            EventKind::Closed { round, .. } => {
-                self.shards.update(|_| true, event.at);
-                self.ledger.close()?;
-                self.give_back_taken(round.base())?;
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// What a close took from stragglers, others get.
-    fn give_back_taken(&mut self, base: Version) -> Result<(), LedgerError> {
-        let taken: Vec<(WorkerId, Version)> = self
-            .machine
-            .live()
-            .filter(|&worker| !self.machine.is_working(worker))
-            .flat_map(|worker| self.ledger.held_by(worker).map(move |base| (worker, base)))
-            .filter(|&(_, held)| held <= base)
-            .collect();
-        taken.into_iter().try_for_each(|(worker, base)| self.ledger.give_back(worker, base))
     }
 
     /// Why the run is over, if it is: the epochs are done or the quorum is lost.
@@ -398,7 +424,13 @@ impl Coordinator {
 
     /// The next moment at which [`Self::advance`] must be called even if nothing happens.
     pub fn next_wake(&self) -> Option<Time> {
-        let wakes = [self.machine.next_wake(), self.shards.next_wake(), self.assembly.next_wake()];
+        let pushes = self.pushes.iter().flat_map(PartialPushes::wakes);
+        let is_known = |worker, id| self.contribution(worker, id).is_some();
+        let pushes = pushes.filter(|&(worker, id, _)| is_known(worker, id));
+        let push = pushes.map(|(.., at)| at).min();
+        let is_between = self.machine.phase() == Phase::Closed && self.shards.is_ready();
+        let overdue = self.machine.next_overdue(self.advanced).filter(|_| is_between);
+        let wakes = [self.machine.next_wake(), self.shards.next_wake(), push, overdue];
         wakes.into_iter().flatten().min()
     }
 }

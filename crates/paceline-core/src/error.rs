@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::{Version, WorkerId};
+use crate::{ContributionId, State, WorkerId};
 
 /// A report that cannot be true. Costs the connection it came over, nothing else.
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -13,29 +13,41 @@ pub enum MachineError {
     /// A live worker has that number.
     #[error("{0} is already live")]
     AlreadyLive(WorkerId),
-    /// It was not given that work, or has delivered it already.
-    #[error("{worker} was not given work on {base}")]
-    NotWorking {
-        /// Who.
+    /// It was not given that contribution, or has said what became of it already.
+    #[error("{worker} has no contribution {id}")]
+    NotGiven {
+        /// The worker.
         worker: WorkerId,
-        /// On which version.
-        base: Version,
+        /// The contribution it spoke of.
+        id: ContributionId,
     },
-    /// It has said so already.
-    #[error("{worker} said twice that its work on {base} is done")]
-    SaidTwice {
-        /// Who.
+    /// It has announced the contribution already.
+    #[error("{worker} announced {id} twice")]
+    AnnouncedTwice {
+        /// The worker.
         worker: WorkerId,
-        /// On which version.
-        base: Version,
+        /// The contribution.
+        id: ContributionId,
     },
     /// Nobody told it to stop.
-    #[error("{worker} gave up work on {base} that its round waits for")]
+    #[error("{worker} gave up {id}, which its round waits for")]
     NotCut {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
-        /// On which version.
-        base: Version,
+        /// The contribution.
+        id: ContributionId,
+    },
+    /// The contribution is in a state that the report cannot follow.
+    #[error("{worker}'s contribution {id} is {from} and cannot become {to}")]
+    Transition {
+        /// The worker.
+        worker: WorkerId,
+        /// The contribution.
+        id: ContributionId,
+        /// Its state.
+        from: State,
+        /// The state that the report asks for.
+        to: State,
     },
     /// The weight is not a number of the samples it was given.
     #[error("{worker} claims weight {weight} for {samples} samples")]

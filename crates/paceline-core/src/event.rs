@@ -9,8 +9,8 @@ use std::{fmt, path::PathBuf, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BlockClose, Blocks, LedgerReport, Round, RunTime, SampleCounts, ShardId, ShardWork, Time,
-    Version, Work, WorkerId,
+    BlockClose, Blocks, ContributionId, LedgerReport, Round, RunTime, SampleCounts, ShardId,
+    ShardWork, Time, Version, Work, WorkerId,
 };
 
 /// Something that happened, and when. One line of the event log.
@@ -82,6 +82,9 @@ pub enum EventKind {
     Arrived {
         /// The round it is counted in.
         round: Round,
+        /// The contribution.
+        #[serde(default)]
+        id: ContributionId,
         /// The version it was computed from.
         base: Version,
         /// Whose.
@@ -101,6 +104,9 @@ pub enum EventKind {
     },
     /// Another shard's part of a contribution that is accepted has come, and counts there.
     Landed {
+        /// The contribution.
+        #[serde(default)]
+        id: ContributionId,
         /// The version it was computed from.
         base: Version,
         /// Whose.
@@ -113,6 +119,9 @@ pub enum EventKind {
     },
     /// A contribution came after its round had closed and is dropped.
     Late {
+        /// The contribution.
+        #[serde(default)]
+        id: ContributionId,
         /// The version it was computed from.
         base: Version,
         /// Whose.
@@ -133,12 +142,27 @@ pub enum EventKind {
     },
     /// A straggler stopped, having finished this many micro-batches.
     Aborted {
+        /// The contribution.
+        #[serde(default)]
+        id: ContributionId,
         /// The version it was working from.
         base: Version,
         /// Who.
         worker: WorkerId,
         /// Micro-batches it had finished.
         done: u32,
+    },
+    /// Another worker that holds the same samples was sooner. This one is told to stop; nothing of its
+    /// contribution will count.
+    Superseded {
+        /// The contribution.
+        id: ContributionId,
+        /// Whose.
+        worker: WorkerId,
+        /// The version it is computed from.
+        base: Version,
+        /// The worker that was sooner.
+        by: WorkerId,
     },
     /// The round stops waiting. Stragglers are told.
     Cut {

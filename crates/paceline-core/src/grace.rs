@@ -42,11 +42,11 @@ impl Grace {
         let share = |done: u32| f64::from(done.min(view.partial)) / f64::from(view.partial);
         let finished: f64 = view
             .outstanding()
-            .map(|(_, work)| f64::from(work.samples) * share(work.finished()))
+            .map(|(_, work)| f64::from(work.samples) * share(work.finished(view.partial)))
             .sum();
         let elapsed = view.now.since(view.opened).as_secs_f64();
         let (delay, off) = self.delay.unwrap_or((0.0, GUESS * elapsed / DEVIATIONS));
-        let arrived: f64 = view.arrivals.iter().map(|a| a.contribution.weight).sum();
+        let arrived: f64 = view.arrivals.iter().map(|a| a.weight).sum();
         let rate = match self.seconds > 0.0 {
             true => self.weight / self.seconds,
             false => arrived / elapsed.max(1e-9),

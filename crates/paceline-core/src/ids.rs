@@ -27,6 +27,11 @@ id!(
     WorkerId(u32), "w"
 );
 id!(
+    /// One contribution of a run: the work that a worker is given, and all that becomes of it. Numbered
+    /// from 0 in the order in which the work is handed out; no number is used twice.
+    ContributionId(u64), "c"
+);
+id!(
     /// One server's slice of the parameters, numbered from 0.
     ShardId(u32), "shard "
 );

@@ -1,13 +1,15 @@
 //! The data ledger: which samples are whose, and that none is lost or used twice.
 //!
-//! It speaks of positions in an epoch's order ([`crate::EpochOrder`]). A range belongs to exactly
-//! one holder until it is used, given back, or its holder is dead. A range that was given back
-//! goes out again before fresh ones, to somebody else if there is a choice; one given back
-//! `patience` times is waited for, so that no sample is starved by being slow.
+//! The ledger speaks of positions in an epoch's order ([`crate::EpochOrder`]). It knows the ranges that
+//! are used and those that wait to be handed out; the ranges in between belong to contributions
+//! ([`crate::Contribution`]), whose ends are entered here. A range that came back goes out again before
+//! fresh ones, to another worker if there is a choice. A round waits for a range that came back
+//! `patience` times, so that no sample is starved by being slow; that wait has a bound, too
+//! (`patience.rs`).
 //!
-//! Where data lives on workers ([`Ledger::with_homes`]) a range goes to whoever is at its home only,
-//! so a home that is cut is heard less. Patience bounds how much less, and the ledger can weigh what
-//! comes of it up by as much ([`Ledger::reweighing`]).
+//! Where data lives on workers ([`Ledger::with_homes`]) a range goes only to the worker at its home,
+//! so a home that is cut is heard less. Patience bounds how much less, and the ledger can weigh its
+//! contributions up by as much ([`Ledger::reweighing`]).
 //!
 //! A sample is used once its round has closed with it: its gradient is in the update of every shard
 //! that the round has. Where shards may be left behind ([`crate::Shards`]), or where contributions count
@@ -27,11 +29,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{
-    Portion, Version, WorkerId,
-    event::{is_one, one},
-    homes::Homes,
-};
+use crate::{Handout, HeldRange, WorkerId, contributions::LedgerEntry, homes::Homes};
 
 /// Positions `start..end` in the order of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -56,21 +54,6 @@ impl fmt::Display for SampleRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "epoch {} [{}, {})", self.epoch, self.start, self.end)
     }
-}
-
-/// Samples handed to a worker.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Work {
-    /// Whose.
-    pub worker: WorkerId,
-    /// Which samples.
-    pub portion: Portion,
-    /// They were given back so often that their round must wait for them.
-    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
-    pub waited_for: bool,
-    /// What a sample of it counts for in an update.
-    #[serde(skip_serializing_if = "is_one", default = "one")]
-    pub worth: f64,
 }
 
 /// What became of the samples so far.
@@ -102,22 +85,6 @@ pub struct LedgerReport {
 /// What cannot be in a ledger.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LedgerError {
-    /// The worker holds no range computed from that version.
-    #[error("{worker} holds no samples for {base}")]
-    NotHeld {
-        /// Who.
-        worker: WorkerId,
-        /// For which version.
-        base: Version,
-    },
-    /// The worker holds one already for that version.
-    #[error("{worker} already holds samples for {base}")]
-    AlreadyHeld {
-        /// Who.
-        worker: WorkerId,
-        /// For which version.
-        base: Version,
-    },
     /// A saved state does not fit this data set.
     #[error("ledger of {found} samples does not fit a data set of {expected}")]
     WrongSize {
@@ -143,7 +110,6 @@ pub struct Ledger {
     /// Used ranges of begun epochs that are not complete, merged, by epoch.
     open: BTreeMap<u32, BTreeMap<u32, u32>>,
     homes: Homes,
-    held: BTreeMap<(WorkerId, Version), Held>,
     /// Keyed by epoch and start, so older samples go first.
     returned: BTreeMap<(u32, u32), Returned>,
     /// Of whom nothing came the last time.
@@ -151,26 +117,10 @@ pub struct Ledger {
     counts: SampleCounts,
 }
 
-#[derive(Debug, Clone)]
-struct Held {
-    parts: Vec<Part>,
-    /// It is in the open round's sum: its holder's death no longer matters.
-    accepted: bool,
-    /// Only the finished part of it is.
-    salvaged: bool,
-}
-
-/// A range, and how often it was given back.
-#[derive(Debug, Clone, Copy)]
-struct Part {
-    range: SampleRange,
-    times: u32,
-}
-
 #[derive(Debug, Clone, Copy)]
 struct Returned {
     end: u32,
-    times: u32,
+    returns: u32,
     by: WorkerId,
 }
 
@@ -183,11 +133,11 @@ pub struct LedgerState {
     counts: SampleCounts,
 }
 
-/// Whose what a resumed run has left is.
+/// Stands for the worker that held a range when a resumed run had stopped.
 const NOBODY: WorkerId = WorkerId(u32::MAX);
 
 /// The most ranges in a portion: many small ones are rather handed to several.
-const MOST_PARTS: usize = 8;
+const MOST_RANGES: usize = 8;
 
 impl Ledger {
     /// A range given back this often is waited for.
@@ -202,7 +152,6 @@ impl Ledger {
             complete: 0,
             open: BTreeMap::new(),
             homes: Homes::new(samples, 1, 0),
-            held: BTreeMap::new(),
             returned: BTreeMap::new(),
             missed: BTreeSet::new(),
             counts: SampleCounts::default(),
@@ -255,7 +204,7 @@ impl Ledger {
         let begun = ledger.open.keys().next_back().map_or(state.complete, |last| last + 1);
         for epoch in state.complete..begun {
             for gap in ledger.gaps(epoch) {
-                let back = Returned { end: gap.end, times: 0, by: NOBODY };
+                let back = Returned { end: gap.end, returns: 0, by: NOBODY };
                 ledger.returned.insert((epoch, gap.start), back);
             }
             ledger.open.entry(epoch).or_default();
@@ -278,29 +227,23 @@ impl Ledger {
         }
     }
 
-    /// Up to `want` samples for `worker` to compute from `base`; `None` when none are left to hand
-    /// out (others may still give some back). `want` of 0 gets nothing.
-    pub fn take(
-        &mut self,
-        worker: WorkerId,
-        base: Version,
-        want: u32,
-    ) -> Result<Option<Work>, LedgerError> {
-        if self.held.contains_key(&(worker, base)) {
-            return Err(LedgerError::AlreadyHeld { worker, base });
-        }
-        let parts = self.next_parts(worker, want);
-        let Some(first) = parts.first() else { return Ok(None) };
-        let mut portion = Portion::new(first.range);
-        for part in &parts[1..] {
-            portion.push(part.range);
+    /// Up to `want` samples for `worker`; `None` when none are left to hand out (others may still
+    /// return some). `want` of 0 gets nothing.
+    pub fn take(&mut self, worker: WorkerId, want: u32) -> Option<Handout> {
+        let ranges = self.next_ranges(worker, want);
+        if ranges.is_empty() {
+            return None;
         }
         // Somebody else is waited for rather than one of whom nothing came the last time.
-        let may_wait = self.delivers(worker) || self.homes.count() > 1;
-        let waited_for = may_wait && parts.iter().any(|part| part.times >= self.patience);
-        self.held.insert((worker, base), Held { parts, accepted: false, salvaged: false });
+        let may_wait = self.delivers(worker) || !self.data_moves();
+        let waited_for = may_wait && ranges.iter().any(|held| held.returns >= self.patience);
         let worth = self.homes.worth(worker);
-        Ok(Some(Work { worker, portion, waited_for, worth }))
+        Some(Handout { worker, ranges, waited_for, worth, twin: None })
+    }
+
+    /// Whether any worker may be given any sample.
+    pub(crate) fn data_moves(&self) -> bool {
+        self.homes.count() == 1
     }
 
     /// Whether anything came of what `worker` was given last.
@@ -309,18 +252,18 @@ impl Ledger {
     }
 
     /// Ranges of one epoch that come to `want` samples, or to all there are.
-    fn next_parts(&mut self, worker: WorkerId, mut want: u32) -> Vec<Part> {
-        let mut parts: Vec<Part> = Vec::new();
-        while want > 0 && parts.len() < MOST_PARTS {
-            let epoch = parts.first().map(|part| part.range.epoch);
-            let Some(part) = self.next_part(worker, want, epoch) else { break };
-            want -= part.range.len();
-            parts.push(part);
+    fn next_ranges(&mut self, worker: WorkerId, mut want: u32) -> Vec<HeldRange> {
+        let mut ranges: Vec<HeldRange> = Vec::new();
+        while want > 0 && ranges.len() < MOST_RANGES {
+            let epoch = ranges.first().map(|held| held.range.epoch);
+            let Some(held) = self.next_range(worker, want, epoch) else { break };
+            want -= held.range.len();
+            ranges.push(held);
         }
-        parts
+        ranges
     }
 
-    fn next_part(&mut self, worker: WorkerId, want: u32, epoch: Option<u32>) -> Option<Part> {
+    fn next_range(&mut self, worker: WorkerId, want: u32, epoch: Option<u32>) -> Option<HeldRange> {
         let of_epoch = |of: u32| epoch.is_none_or(|epoch| epoch == of);
         let fresh = self.homes.fresh(worker);
         let fresh_left =
@@ -328,7 +271,7 @@ impl Ledger {
         let at_home = |start: u32| self.homes.has(worker, start);
         let mine = |key: &(u32, u32)| of_epoch(key.0) && at_home(key.1);
         // Nobody else can do what lives with one.
-        let only = self.homes.count() > 1;
+        let only = !self.data_moves();
         let others = self.returned.iter().find(|(key, r)| (only || r.by != worker) && mine(key));
         let own = || self.returned.iter().find(|(key, _)| !fresh_left && mine(key));
         if let Some((&key, &back)) = others.or_else(own) {
@@ -339,10 +282,15 @@ impl Ledger {
         }
         let range = self.homes.take(worker, want);
         self.open.entry(range.epoch).or_default();
-        Some(Part { range, times: 0 })
+        Some(HeldRange { range, returns: 0 })
     }
 
-    fn take_returned(&mut self, (epoch, start): (u32, u32), back: Returned, want: u32) -> Part {
+    fn take_returned(
+        &mut self,
+        (epoch, start): (u32, u32),
+        back: Returned,
+        want: u32,
+    ) -> HeldRange {
         self.returned.remove(&(epoch, start));
         let end = start.saturating_add(want).min(back.end);
         if end < back.end {
@@ -351,97 +299,38 @@ impl Ledger {
         if back.by != NOBODY {
             self.counts.requeued += u64::from(end - start);
         }
-        Part { range: SampleRange { epoch, start, end }, times: back.times }
+        HeldRange { range: SampleRange { epoch, start, end }, returns: back.returns }
     }
 
-    /// What `worker` computed from `base` is in the open round's sum. It is used once the round
-    /// closes ([`Self::close`]); a run that ends before that hands the samples out again.
+    /// Enters what became of samples that were handed out.
     ///
-    /// Of a salvaged contribution only the first `samples` are in; others get the rest, and begin with
-    /// it. It was not reached yet, so it does not count as given back.
-    pub fn accept(
-        &mut self,
-        worker: WorkerId,
-        base: Version,
-        samples: u32,
-    ) -> Result<(), LedgerError> {
-        let held =
-            self.held.get_mut(&(worker, base)).ok_or(LedgerError::NotHeld { worker, base })?;
-        held.accepted = true;
-        self.missed.remove(&worker);
-        let mut left = samples.max(1);
-        let mut rest = Vec::new();
-        for part in &mut held.parts {
-            let Part { range, times } = *part;
-            part.range.end = range.end.min(range.start.saturating_add(left));
-            left -= part.range.len();
-            if part.range.end < range.end {
-                rest.push(Part { range: SampleRange { start: part.range.end, ..range }, times });
-            }
-        }
-        held.parts.retain(|part| part.range.len() > 0);
-        held.salvaged = !rest.is_empty();
-        rest.into_iter().for_each(|part| self.put_back(part, worker));
-        Ok(())
-    }
-
-    fn put_back(&mut self, part: Part, by: WorkerId) {
-        let Part { range: SampleRange { epoch, start, end }, times } = part;
-        self.returned.insert((epoch, start), Returned { end, times, by });
-    }
-
-    /// The open round is closed: everything accepted is used.
-    pub fn close(&mut self) -> Result<(), LedgerError> {
-        let accepted: Vec<(WorkerId, Version)> =
-            self.held.iter().filter(|(_, held)| held.accepted).map(|(&key, _)| key).collect();
-        for (worker, base) in accepted {
-            let Held { parts, salvaged, .. } = self.release(worker, base)?;
-            for Part { range, .. } in parts {
-                if !self.mark(range) {
-                    return Err(LedgerError::Damaged(range));
+    /// # Panics
+    /// If a sample is used twice: of all contributions that hold it, one counts.
+    pub(crate) fn enter(&mut self, entry: LedgerEntry) {
+        match entry {
+            LedgerEntry::Used { ranges, salvaged } => {
+                for HeldRange { range, .. } in ranges {
+                    assert!(self.mark(range), "{range} is used twice");
+                    self.homes.used(range);
+                    self.counts.used += u64::from(range.len());
+                    self.counts.salvaged += if salvaged { u64::from(range.len()) } else { 0 };
                 }
-                self.homes.used(range);
-                self.counts.used += u64::from(range.len());
-                self.counts.salvaged += if salvaged { u64::from(range.len()) } else { 0 };
+            }
+            LedgerEntry::Returned { ranges, by } => {
+                for HeldRange { range: SampleRange { epoch, start, end }, returns } in ranges {
+                    self.returned.insert((epoch, start), Returned { end, returns, by });
+                }
+            }
+            LedgerEntry::Missed(worker) => drop(self.missed.insert(worker)),
+            LedgerEntry::Delivered(worker) | LedgerEntry::Left(worker) => {
+                self.missed.remove(&worker);
             }
         }
-        Ok(())
-    }
-
-    /// The samples that `worker` held for `base` will not be used; others get them.
-    pub fn give_back(&mut self, worker: WorkerId, base: Version) -> Result<(), LedgerError> {
-        let Held { parts, .. } = self.release(worker, base)?;
-        self.missed.insert(worker);
-        for part in parts {
-            self.put_back(Part { times: part.times + 1, ..part }, worker);
-        }
-        Ok(())
     }
 
     /// So many samples were computed in full and then not used.
-    pub fn count_dropped(&mut self, samples: u64) {
+    pub(crate) fn count_dropped(&mut self, samples: u64) {
         self.counts.dropped += samples;
-    }
-
-    /// `worker` is dead: everything it held goes back, except what is in the open round's sum.
-    pub fn forget(&mut self, worker: WorkerId) {
-        let bases: Vec<Version> = self.held_by(worker).collect();
-        for base in bases {
-            self.give_back(worker, base).expect("the key was just read");
-        }
-        self.missed.remove(&worker);
-    }
-
-    /// The versions for which `worker` holds samples that are not accepted.
-    pub fn held_by(&self, worker: WorkerId) -> impl Iterator<Item = Version> {
-        self.held
-            .range((worker, Version(0))..=(worker, Version(u64::MAX)))
-            .filter(|(_, held)| !held.accepted)
-            .map(|(&(_, base), _)| base)
-    }
-
-    fn release(&mut self, worker: WorkerId, base: Version) -> Result<Held, LedgerError> {
-        self.held.remove(&(worker, base)).ok_or(LedgerError::NotHeld { worker, base })
     }
 
     /// Enters a range as used; false if any of it was used before.
@@ -504,17 +393,16 @@ impl Ledger {
         self.counts
     }
 
-    /// The books, checked from scratch.
-    pub fn report(&self) -> LedgerReport {
+    /// The books, checked from scratch, while workers hold these ranges.
+    pub fn report(&self, held: impl Iterator<Item = SampleRange>) -> LedgerReport {
         let unused: Vec<SampleRange> =
             self.open.keys().flat_map(|&epoch| self.gaps(epoch)).collect();
-        LedgerReport { epochs: self.complete, balanced: self.balances(&unused), unused }
+        LedgerReport { epochs: self.complete, balanced: self.balances(&unused, held), unused }
     }
 
     /// Held, returned and fresh ranges of begun epochs must tile exactly what is not used.
-    fn balances(&self, unused: &[SampleRange]) -> bool {
+    fn balances(&self, unused: &[SampleRange], held: impl Iterator<Item = SampleRange>) -> bool {
         let mut pending: Vec<(u32, Range<u32>)> = Vec::new();
-        let held = self.held.values().flat_map(|held| &held.parts).map(|part| part.range);
         pending.extend(held.map(|range| (range.epoch, range.start..range.end)));
         pending.extend(self.returned.iter().map(|(&(e, start), r)| (e, start..r.end)));
         let fresh = self.open.keys().flat_map(|&epoch| self.homes.unread(epoch));

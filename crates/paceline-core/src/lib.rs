@@ -5,10 +5,11 @@
 //! through [`Coordinator::poll_event`]. The network server, the simulator and the tests drive the
 //! same code.
 
-mod assembly;
+mod act;
 mod bias;
 mod blocks;
 mod contribution;
+mod contributions;
 mod coordinator;
 mod counts;
 mod enough;
@@ -22,8 +23,10 @@ mod ledger;
 mod liveness;
 mod noise;
 mod order;
+mod patience;
 mod policy;
 mod portion;
+mod pushes;
 mod roster;
 mod round;
 mod runtime;
@@ -31,25 +34,26 @@ mod shards;
 mod straggler;
 mod time;
 mod useless;
+mod wait;
 
-pub use assembly::WaitRule;
+pub use act::{Accepted, AcceptedPart, Driver, act};
 pub use bias::CostBias;
 pub use blocks::{BlockClose, Blocks};
-pub use contribution::{Arrival, Contribution};
+pub use contribution::{Announcement, Arrival, Contribution, Handout, HeldRange, State, Work};
 pub use coordinator::Coordinator;
 pub use counts::{ShardCounts, ShardWork};
 pub use enough::Enough;
 pub use error::MachineError;
 pub use event::{CutReason, Event, EventKind, LeaveReason, StopReason};
-pub use ids::{MAX_WORKERS, Round, ShardId, Version, WorkerId};
+pub use ids::{ContributionId, MAX_WORKERS, Round, ShardId, Version, WorkerId};
 pub use intake::Intake;
-pub use ledger::{Ledger, LedgerError, LedgerReport, LedgerState, SampleCounts, SampleRange, Work};
+pub use ledger::{Ledger, LedgerError, LedgerReport, LedgerState, SampleCounts, SampleRange};
 pub use liveness::Liveness;
 pub use noise::{GradientNorm, NoiseScale};
 pub use order::{Costs, EpochOrder, OrderSpec, home};
 pub use policy::{Decision, KeptRecord, Policy, RoundRecord, RoundView};
 pub use portion::Portion;
-pub use roster::Assignment;
+pub use pushes::WaitRule;
 pub use round::{Phase, RoundConfig, RoundMachine};
 pub use runtime::RunTime;
 pub use shards::Shards;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::{Arrival, Assignment, CutReason, Round, RunTime, Time, Version, WorkerId};
+use crate::{Arrival, Contribution, CutReason, Round, RunTime, Time, Version, WorkerId};
 
 /// Decides when a round stops waiting. One file per policy, in `paceline-policy`.
 ///
@@ -108,7 +108,7 @@ pub struct RoundView<'a> {
     pub partial: u32,
     /// Samples of a whole portion; 0 where all portions are alike.
     pub(crate) batch: u32,
-    pub(crate) working: &'a BTreeMap<WorkerId, Assignment>,
+    pub(crate) working: &'a BTreeMap<WorkerId, Contribution>,
     pub(crate) oldest: Version,
     pub(crate) outstanding: usize,
 }
@@ -128,12 +128,12 @@ impl<'a> RoundView<'a> {
     }
 
     /// Workers that may still arrive in this round, in worker order. All are live.
-    pub fn outstanding(&self) -> impl Iterator<Item = (WorkerId, &'a Assignment)> + use<'a> {
+    pub fn outstanding(&self) -> impl Iterator<Item = (WorkerId, &'a Contribution)> + use<'a> {
         let oldest = self.oldest;
         self.working
             .iter()
-            .filter(move |(_, a)| a.base >= oldest && !a.stopped)
-            .map(|(&w, a)| (w, a))
+            .filter(move |(_, work)| work.base >= oldest && work.state().may_arrive())
+            .map(|(&worker, work)| (worker, work))
     }
 
     /// How many may still arrive.

@@ -7,17 +7,16 @@
 mod cutting;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
 use crate::{
-    Arrival, Blocks, Contribution, Event, EventKind, Late, LeaveReason, MachineError, Policy,
-    Round, RunTime, StopReason, Straggler, Time, Version, Work, WorkerId,
-    grace::Grace,
-    noise::GradientNorm,
-    roster::{Assignment, Roster},
-    useless::Useless,
+    Announcement, Arrival, Blocks, Contribution, ContributionId, Event, EventKind, Handout, Late,
+    LeaveReason, MachineError, Policy, Round, RunTime, ShardId, State, StopReason, Straggler, Time,
+    WorkerId, contributions::Contributions, grace::Grace, noise::GradientNorm, patience::Patience,
+    roster::Terms, useless::Useless, wait::Wait,
 };
 
 /// What a round is bound by, whatever the policy.
@@ -26,7 +25,7 @@ pub struct RoundConfig {
     /// The least number of contributions that a round may close with, and of workers that must be
     /// live.
     pub quorum: usize,
-    /// How long fewer live workers than the quorum are borne before the run stops.
+    /// How long the run may stay below the quorum before it stops.
     pub quorum_grace: Duration,
     /// The first round waits for this many workers.
     pub expected: usize,
@@ -80,60 +79,57 @@ pub enum Phase {
 /// One run's rounds, one after the other.
 pub struct RoundMachine {
     config: RoundConfig,
-    policy: Box<dyn Policy>,
-    roster: Roster,
+    wait: Wait,
     phase: Phase,
     begun: bool,
     cut_at: Time,
-    /// By name.
+    /// Live workers by name.
     live: BTreeMap<WorkerId, String>,
-    /// Work that closes took from workers who have not answered yet; what still comes of it is
-    /// late.
-    cancelled: BTreeMap<(WorkerId, Version), Assignment>,
-    /// Admissible contributions that came between a close and the next opening.
-    pending: Vec<Arrival>,
+    /// The shards that the open round has.
+    shards: Arc<BTreeSet<ShardId>>,
     grace: Grace,
+    patience: Patience,
     useless: Useless,
-    wake: Wake,
-    /// When the policy was asked in this round, and how many had arrived.
-    asked: Vec<(Time, u32)>,
     quorum_short_since: Option<Time>,
     events: VecDeque<Event>,
-}
-
-/// When the policy wants to be asked again.
-#[derive(Debug, Clone, Copy)]
-struct Wake {
-    at: Option<Time>,
-    arrivals: usize,
 }
 
 impl RoundMachine {
     /// A machine whose first round is `first`, at time zero.
     pub fn new(config: RoundConfig, policy: Box<dyn Policy>, first: Round) -> Self {
-        let lag = policy.admissible_lag();
+        let terms = Terms {
+            quorum: config.quorum,
+            partial: match config.straggler {
+                Straggler::Salvage => config.micro_batches.max(1),
+                Straggler::Abort | Straggler::Finish => 1,
+            },
+            batch: config.batch,
+            lag: policy.admissible_lag(),
+        };
         RoundMachine {
-            roster: Roster::new(first, &config, lag),
+            patience: Patience::default(),
             config,
-            policy,
+            wait: Wait::new(policy, first, terms),
             phase: Phase::Closed,
             begun: false,
             cut_at: Time::ZERO,
             live: BTreeMap::new(),
-            cancelled: BTreeMap::new(),
-            pending: Vec::new(),
+            shards: Arc::default(),
             grace: Grace::default(),
             useless: Useless::default(),
-            wake: Wake { at: None, arrivals: 0 },
-            asked: Vec::new(),
             quorum_short_since: Some(Time::ZERO),
             events: VecDeque::new(),
         }
     }
 
+    /// The same, where samples live with one worker each and cannot go to another.
+    pub(crate) fn with_homes(self) -> Self {
+        RoundMachine { patience: Patience::at_home(), ..self }
+    }
+
     /// The open round, or the next one to open.
     pub fn round(&self) -> Round {
-        self.roster.round
+        self.wait.roster.round
     }
 
     /// Where the round is in its life.
@@ -148,32 +144,39 @@ impl RoundMachine {
 
     /// The policy in force.
     pub fn policy(&self) -> &dyn Policy {
-        &*self.policy
+        self.wait.policy()
     }
 
-    /// Whether admissible contributions wait for a round to open.
-    pub fn has_pending(&self) -> bool {
-        !self.pending.is_empty()
+    /// Whether complete contributions wait for a round to open.
+    pub fn has_staged(&self) -> bool {
+        self.contributions().has_staged()
     }
 
     /// Whether stragglers are told to stop at a cut: not if they finish, nor if later rounds admit
     /// what they are at.
     pub fn stops_stragglers(&self) -> bool {
-        self.config.straggler != Straggler::Finish && self.policy.admissible_lag() == 0
+        self.config.straggler != Straggler::Finish && self.wait.roster.lag() == 0
     }
 
-    /// Live workers that have no work, in order; who will be in the next round with what came since
-    /// the last close is not asked for more.
+    /// Live workers that have no work, in order. A worker whose contribution already counts for the
+    /// next round gets no new work.
     pub fn idle(&self) -> Vec<WorkerId> {
-        let waits = |worker| self.pending.iter().any(|a| a.contribution.worker == worker);
-        self.live()
-            .filter(|worker| !self.roster.working.contains_key(worker) && !waits(*worker))
-            .collect()
+        let contributions = self.contributions();
+        let is_idle = |w: &WorkerId| !contributions.is_working(*w) && !contributions.waits(*w);
+        self.live().filter(is_idle).collect()
     }
 
     /// Whether `worker` has work.
     pub fn is_working(&self, worker: WorkerId) -> bool {
-        self.roster.working.contains_key(&worker)
+        self.contributions().is_working(worker)
+    }
+
+    pub(crate) fn contributions(&self) -> &Contributions {
+        &self.wait.roster.contributions
+    }
+
+    pub(crate) fn contributions_mut(&mut self) -> &mut Contributions {
+        &mut self.wait.roster.contributions
     }
 
     /// The next thing that happened, in order.
@@ -193,7 +196,7 @@ impl RoundMachine {
             return Err(MachineError::AlreadyLive(worker));
         }
         self.live.insert(worker, name.to_owned());
-        self.ask_again();
+        self.wait.ask_again();
         self.emit(now, EventKind::WorkerJoined { worker, name: name.to_owned() });
         Ok(())
     }
@@ -209,43 +212,33 @@ impl RoundMachine {
         if self.live.remove(&worker).is_none() {
             return Err(MachineError::Unknown(worker));
         }
-        self.roster.working.remove(&worker);
-        self.cancelled.retain(|&(owner, _), _| owner != worker);
+        self.contributions_mut().leave(worker);
         self.useless.forget(worker);
-        self.pending.retain(|arrival| arrival.contribution.worker != worker);
-        self.ask_again();
+        self.wait.ask_again();
         self.emit(now, EventKind::WorkerLeft { worker, why });
         Ok(())
     }
 
-    /// A worker says what it is about to push: at the cut that is worth waiting for, whether or not it
-    /// told of its progress.
-    pub(crate) fn note_done(&mut self, contribution: &Contribution) {
-        let &Contribution { worker, base, weight, .. } = contribution;
-        let parts = f64::from(self.config.micro_batches);
-        let current = |work: &&mut Assignment| work.base == base;
-        if let Some(work) = self.roster.working.get_mut(&worker).filter(current) {
-            let done = (weight / f64::from(work.samples.max(1)) * parts).ceil() as u32;
-            work.said = done.max(1);
-        }
-    }
-
-    /// The round must not be cut before this work has arrived.
-    pub(crate) fn wait_for(&mut self, worker: WorkerId, base: Version) {
-        let current = |work: &&mut Assignment| work.base == base;
-        if let Some(work) = self.roster.working.get_mut(&worker).filter(current) {
-            work.waited_for = true;
+    /// The round must not be cut before this contribution has arrived: a shard owes its part.
+    pub(crate) fn wait_for_shard(&mut self, worker: WorkerId, id: ContributionId) {
+        if let Some(contribution) = self.contributions_mut().get_mut(worker, id) {
+            contribution.awaits_shard = true;
         }
     }
 
     /// A worker has finished some of its micro-batches.
-    pub fn handle_progress(&mut self, worker: WorkerId, base: Version, done: u32, now: Time) {
+    pub fn handle_progress(&mut self, worker: WorkerId, id: ContributionId, done: u32, now: Time) {
         self.catch_up(now);
         let done = done.min(self.config.micro_batches);
-        let current = |work: &&mut Assignment| work.base == base && work.done < done;
-        let Some(work) = self.roster.working.get_mut(&worker).filter(current) else { return };
+        let current = |c: &&mut Contribution| c.state().may_arrive() && c.done < done;
+        let work = self.contributions_mut().get_mut(worker, id).filter(current);
+        let Some(work) = work else { return };
+        if work.state() == State::Given {
+            work.become_state(State::Computing).expect("it was given");
+        }
         (work.done, work.done_at) = (done, now);
         work.first.get_or_insert((done, now));
+        let base = work.base;
         if self.config.straggler == Straggler::Salvage {
             self.emit(now, EventKind::Progress { worker, base, done });
         }
@@ -255,160 +248,173 @@ impl RoundMachine {
     pub fn handle_aborted(
         &mut self,
         worker: WorkerId,
-        base: Version,
+        id: ContributionId,
         done: u32,
         now: Time,
     ) -> Result<(), MachineError> {
         self.catch_up(now);
-        if let Some(cut) = self.work_of(worker, base)?.cut {
+        self.check_live(worker)?;
+        let (phase, round) = (self.phase, self.round().base());
+        let Some(work) = self.contributions_mut().get_mut(worker, id) else {
+            self.contributions().check_forgotten(worker, id)?;
+            self.contributions_mut().speak(worker, id);
+            return Ok(());
+        };
+        let (base, cut, present) = (work.base, work.cut, work.cut.is_none());
+        let in_round = present && base == round && work.state() != State::Late;
+        if in_round && phase == Phase::Open {
+            return Err(MachineError::NotCut { worker, id });
+        }
+        work.become_state(State::Abandoned)?;
+        if let Some(cut) = cut {
             self.grace.answered(now.since(cut));
         }
-        match self.phase {
-            Phase::Open if base == self.roster.round.base() => {
-                return Err(MachineError::NotCut { worker, base });
+        self.contributions_mut().speak(worker, id);
+        // The close takes its work, and knows its run-time as censored.
+        if !(in_round && matches!(phase, Phase::Cut { .. })) {
+            if let Some(mut work) = self.contributions_mut().remove(worker, id) {
+                self.contributions_mut().release(&mut work);
             }
-            // The close takes its work, and knows its run-time as censored.
-            Phase::Cut { .. } if base == self.roster.round.base() => {
-                self.roster.stop(worker);
-                self.emit(now, EventKind::Aborted { base, worker, done });
-                return Ok(());
+            if present {
+                self.wait.ask_again();
             }
-            Phase::Open | Phase::Cut { .. } | Phase::Closed => {}
         }
-        if self.end_work(worker, base) {
-            self.ask_again();
-        }
-        self.emit(now, EventKind::Aborted { base, worker, done });
+        self.emit(now, EventKind::Aborted { id, base, worker, done });
         Ok(())
     }
 
-    /// A contribution is complete, on every shard or on as many as are waited for. It is accepted or
-    /// it is late; the event says which.
+    /// A worker says what it pushes. Returns whether that is still known.
+    pub(crate) fn handle_announced(
+        &mut self,
+        worker: WorkerId,
+        announcement: Announcement,
+        now: Time,
+    ) -> Result<bool, MachineError> {
+        self.catch_up(now);
+        self.check_live(worker)?;
+        self.contributions_mut().announce(worker, announcement, now)
+    }
+
+    fn check_live(&self, worker: WorkerId) -> Result<(), MachineError> {
+        match self.live.contains_key(&worker) {
+            true => Ok(()),
+            false => Err(MachineError::Unknown(worker)),
+        }
+    }
+
+    /// A worker announces its contribution, which is complete.
     pub fn handle_arrival(
         &mut self,
-        contribution: Contribution,
+        worker: WorkerId,
+        announcement: Announcement,
         now: Time,
     ) -> Result<(), MachineError> {
+        if self.handle_announced(worker, announcement, now)? {
+            self.arrive(worker, announcement.id, Blocks::All, now);
+        }
+        Ok(())
+    }
+
+    /// An announced contribution is complete on these blocks: everywhere, or where it is waited for. It
+    /// is accepted or it is late; the event says which.
+    pub(crate) fn arrive(
+        &mut self,
+        worker: WorkerId,
+        id: ContributionId,
+        blocks: Blocks,
+        now: Time,
+    ) {
         self.catch_up(now);
-        let given = self.check(&contribution)?;
-        let Contribution { worker, base, weight, .. } = contribution;
-        let share = weight / f64::from(given.samples);
-        let in_time = self.end_work(worker, base);
-        let elapsed = now.since(given.started);
-        // A part of the work says only that the whole takes longer.
-        let run_time = match weight < f64::from(given.samples) {
-            true => RunTime::Censored { at_least: elapsed },
-            false => RunTime::Observed(elapsed),
-        };
+        let Some(mut given) = self.contributions_mut().remove(worker, id) else { return };
+        given.blocks = blocks;
+        let in_time = given.state() == State::Announced;
+        let (base, weight, run_time) = (given.base, given.weight(), given.run_time(now));
         let cut = matches!(self.phase, Phase::Cut { .. }).then_some(self.cut_at);
         if let Some(cut) = given.cut.or(cut) {
             self.grace.answered(now.since(cut));
         }
-        let fresh = base >= self.roster.oldest_admissible();
+        if let RunTime::Observed(took) = run_time {
+            self.patience.observe(took);
+        }
+        let fresh = base >= self.wait.roster.oldest_admissible();
         if !fresh {
-            let load = self.roster.view(now).load(f64::from(given.samples));
-            self.policy.late(worker, base, run_time, load);
+            self.wait.late(&given, now);
         }
         if !in_time || !(fresh || self.config.late == Late::Fold) {
-            self.emit(now, EventKind::Late { base, worker, weight, run_time });
-            return Ok(());
+            self.contributions_mut().release(&mut given);
+            self.emit(now, EventKind::Late { id, base, worker, weight, run_time });
+            return;
         }
-        let arrival = Arrival { contribution, at: now, run_time, share, worth: given.worth };
+        let share = weight / f64::from(given.samples);
+        let arrival = Arrival { worker, weight, at: now, run_time, share };
         match self.phase {
-            Phase::Closed => self.pending.push(arrival),
+            Phase::Closed => {
+                self.supersede_twin(&given, now);
+                self.contributions_mut().stage(given, arrival);
+            }
             Phase::Open | Phase::Cut { .. } => {
-                self.accept(arrival, now);
-                if given.waited_for {
-                    self.wake.arrivals = 0;
+                let waited_for = given.waited_for || given.awaits_shard;
+                self.accept(given, arrival, now);
+                if waited_for {
+                    self.wait.ask_again();
                 }
             }
         }
-        Ok(())
     }
 
-    /// What the contribution comes of, if what is said of it can be.
-    pub(crate) fn check(&self, contribution: &Contribution) -> Result<Assignment, MachineError> {
-        let &Contribution { worker, base, weight, loss, .. } = contribution;
-        let given = self.work_of(worker, base)?;
-        if !(weight > 0.0 && weight <= f64::from(given.samples)) {
-            return Err(MachineError::BadWeight { worker, weight, samples: given.samples });
+    /// Another worker that holds the same samples is told to stop.
+    fn supersede_twin(&mut self, first: &Contribution, now: Time) {
+        let twin = first.twin.and_then(|twin| {
+            self.contributions().working().values().find(|contribution| contribution.id == twin)
+        });
+        if let Some(&Contribution { id, worker, base, .. }) = twin {
+            self.emit(now, EventKind::Superseded { id, worker, base, by: first.worker });
         }
-        if !loss.is_finite() {
-            return Err(MachineError::BadLoss { worker, loss });
-        }
-        match contribution.square {
-            Some(square) if !(square >= 0.0 && square.is_finite()) => {
-                return Err(MachineError::BadSquare { worker, square });
-            }
-            _ => {}
-        }
-        Ok(given)
     }
 
-    /// More blocks of a contribution that was accepted before it was whole have come. Returns what of it
-    /// counts, if its round is not closed yet.
-    pub(crate) fn extend(&mut self, worker: WorkerId, base: Version, more: &Blocks) -> Option<f64> {
+    /// More blocks of a contribution that was accepted before it was whole have come. Returns it, if its
+    /// round is not closed yet.
+    pub(crate) fn extend(
+        &mut self,
+        worker: WorkerId,
+        id: ContributionId,
+        more: &Blocks,
+    ) -> Option<&Contribution> {
         if self.phase == Phase::Closed {
             return None;
         }
-        let of = |arrival: &&mut Arrival| {
-            let Contribution { worker: owner, base: from, .. } = arrival.contribution;
-            (owner, from) == (worker, base)
-        };
-        let arrival = self.roster.arrivals.iter_mut().find(of)?;
-        arrival.contribution.blocks.extend(more);
-        Some(arrival.worth)
+        let contribution =
+            self.contributions_mut().accepted_mut(worker, id).filter(|c| !c.folded)?;
+        contribution.blocks.extend(more);
+        Some(contribution)
     }
 
-    /// What `worker` was given to compute from `base`: its present work, or what a close took.
-    pub fn work_of(&self, worker: WorkerId, base: Version) -> Result<Assignment, MachineError> {
-        // Who has work is live; this is asked for every part of every contribution.
-        let present = self.roster.working.get(&worker).filter(|work| work.base == base);
-        if let Some(work) = present.or_else(|| self.cancelled.get(&(worker, base))) {
-            return Ok(*work);
-        }
-        Err(match self.live.contains_key(&worker) {
-            true => MachineError::NotWorking { worker, base },
-            false => MachineError::Unknown(worker),
-        })
+    /// What `worker` was given: its present work, or the last that a close took.
+    pub fn work_of(
+        &self,
+        worker: WorkerId,
+        id: ContributionId,
+    ) -> Result<&Contribution, MachineError> {
+        self.check_live(worker)?;
+        self.contributions().get(worker, id).ok_or(MachineError::NotGiven { worker, id })
     }
 
-    /// The oldest version that something may still come of.
-    pub(crate) fn oldest_base(&self) -> Version {
-        let working = self.roster.working.values().map(|work| work.base);
-        let cancelled = self.cancelled.keys().map(|&(_, base)| base);
-        working.chain(cancelled).min().unwrap_or(self.roster.round.base())
-    }
-
-    /// Nothing more comes of this work; says whether no close had taken it.
-    fn end_work(&mut self, worker: WorkerId, base: Version) -> bool {
-        let present = self.roster.working.get(&worker).is_some_and(|work| work.base == base);
-        match present {
-            true => self.roster.working.remove(&worker),
-            false => self.cancelled.remove(&(worker, base)),
-        };
-        present
-    }
-
-    /// `worker` speaks of `base`: it will say no more of what it was given before.
-    pub fn forget_before(&mut self, worker: WorkerId, base: Version) {
-        let older = (worker, Version(0))..(worker, base);
-        self.cancelled.extract_if(older, |_, _| true).for_each(drop);
-    }
-
-    fn accept(&mut self, arrival: Arrival, now: Time) {
-        let Contribution { worker, base, weight, loss, ref blocks, .. } = arrival.contribution;
-        let (round, run_time, blocks) = (self.roster.round, arrival.run_time, blocks.clone());
-        let mut share = arrival.worth;
-        if base >= self.roster.oldest_admissible() {
-            self.roster.arrivals.push(arrival);
-            self.wake.arrivals = self.wake.arrivals.saturating_sub(1);
+    fn accept(&mut self, mut contribution: Contribution, arrival: Arrival, now: Time) {
+        self.supersede_twin(&contribution, now);
+        let round = self.round();
+        let Contribution { id, worker, base, worth, ref blocks, .. } = contribution;
+        let (weight, blocks) = (contribution.weight(), blocks.clone());
+        let loss = contribution.announcement().map_or(0.0, |announcement| announcement.loss);
+        let (run_time, mut share) = (arrival.run_time, worth);
+        if base >= self.wait.roster.oldest_admissible() {
+            self.wait.accept(contribution, arrival);
         } else {
             share *= Late::share(round.base().0 - base.0);
-            self.roster.folded.push((arrival.contribution, share));
+            contribution.folded = true;
+            self.contributions_mut().accept(contribution, share);
         }
         let arrived =
-            EventKind::Arrived { round, base, worker, weight, share, loss, run_time, blocks };
+            EventKind::Arrived { round, id, base, worker, weight, share, loss, run_time, blocks };
         self.emit(now, arrived);
     }
 
@@ -419,32 +425,41 @@ impl RoundMachine {
             || self.live.len() >= self.config.expected
             || now >= Time::ZERO + self.config.join_grace;
         // Looks through the workers, so it is asked last.
-        let anyone = || {
-            !self.pending.is_empty()
-                || self.live.keys().any(|worker| !self.roster.working.contains_key(worker))
-        };
+        let anyone =
+            || self.has_staged() || self.live.keys().any(|worker| !self.is_working(*worker));
         self.phase == Phase::Closed && enough && begun && anyone()
     }
 
-    /// Opens the next round, its version being published: `work` is who computes which samples.
+    /// Opens the next round, its version being published, on no shards in particular.
+    /// Returns the contributions, in the order of `handouts`.
     ///
     /// # Panics
-    /// If the last round is not closed, or somebody in `work` is not idle.
-    pub fn open(&mut self, work: Vec<Work>, now: Time) {
+    /// If the last round is not closed, or somebody in `handouts` is not idle.
+    pub fn open(&mut self, handouts: Vec<Handout>, now: Time) -> Vec<ContributionId> {
+        self.open_on(BTreeSet::new(), handouts, now)
+    }
+
+    /// The same, on these shards.
+    pub(crate) fn open_on(
+        &mut self,
+        shards: BTreeSet<ShardId>,
+        handouts: Vec<Handout>,
+        now: Time,
+    ) -> Vec<ContributionId> {
         assert_eq!(self.phase, Phase::Closed, "a round opens when the last is closed");
         self.begun = true;
         self.phase = Phase::Open;
-        self.roster.opened = now;
-        self.roster.arrivals.clear();
-        self.roster.folded.clear();
-        self.ask_again();
-        for work in &work {
-            self.give(work, now);
+        if *self.shards != shards {
+            self.shards = Arc::new(shards);
         }
-        self.emit(now, EventKind::RoundStarted { round: self.roster.round, work });
-        for arrival in std::mem::take(&mut self.pending) {
-            self.accept(arrival, now);
+        self.wait.open(now);
+        let work: Vec<_> = handouts.into_iter().map(|handout| self.give(handout, now)).collect();
+        let ids = work.iter().map(|work| work.id).collect();
+        self.emit(now, EventKind::RoundStarted { round: self.round(), work });
+        for (contribution, arrival) in self.contributions_mut().take_staged() {
+            self.accept(contribution, arrival, now);
         }
+        ids
     }
 
     /// Idle workers that the open round cannot do without: it has fewer participants than its
@@ -453,78 +468,97 @@ impl RoundMachine {
         if self.phase != Phase::Open {
             return Vec::new();
         }
+        let roster = &self.wait.roster;
         // Asked after every arrival: counts no further than the quorum.
-        let missing = self.config.quorum.max(1).saturating_sub(self.roster.arrivals.len());
-        if self.roster.outstanding().take(missing).count() == missing {
+        let missing = self.config.quorum.max(1).saturating_sub(roster.arrivals.len());
+        if roster.outstanding().take(missing).count() == missing {
             return Vec::new();
         }
-        self.idle().into_iter().filter(|&worker| !self.roster.holds(worker)).collect()
+        self.idle().into_iter().filter(|&worker| !roster.holds(worker)).collect()
     }
 
     /// Gives a wanted worker work in the open round; its run-time counts from now.
     ///
     /// # Panics
     /// If no round is open, or the worker is not idle.
-    pub fn enlist(&mut self, work: Work, now: Time) {
+    pub fn enlist(&mut self, handout: Handout, now: Time) {
         assert_eq!(self.phase, Phase::Open, "only an open round takes workers");
-        self.give(&work, now);
-        self.ask_again();
-        self.emit(now, EventKind::Enlisted { round: self.roster.round, work });
+        let work = self.give(handout, now);
+        self.wait.ask_again();
+        self.emit(now, EventKind::Enlisted { round: self.round(), work });
     }
 
-    fn give(&mut self, work: &Work, now: Time) {
-        let worker = work.worker;
-        let assignment = Assignment {
-            base: self.roster.round.base(),
-            started: now,
-            samples: work.portion.len(),
-            done: 0,
-            done_at: now,
-            first: None,
-            said: 0,
-            stopped: false,
-            waited_for: work.waited_for,
-            worth: work.worth,
-            cut: None,
-        };
+    fn give(&mut self, handout: Handout, now: Time) -> crate::Work {
+        let worker = handout.worker;
         assert!(self.live.contains_key(&worker), "{worker} is not live");
-        let before = self.roster.working.insert(worker, assignment);
-        assert!(before.is_none(), "{worker} is not idle");
+        let (base, shards) = (self.round().base(), Arc::clone(&self.shards));
+        self.contributions_mut().give(handout, base, &shards, now)
+    }
+
+    /// A contribution of a closed round that is overdue at `now`, and so may get a second holder: the
+    /// samples, for `second`.
+    pub(crate) fn overdue(&self, second: WorkerId, now: Time) -> Option<Handout> {
+        let (_, id) =
+            self.may_be_doubled().filter(|(at, _)| *at <= now).min_by_key(|(_, id)| *id)?;
+        let first = self.contributions().working().values().find(|c| c.id == id)?;
+        Some(Handout {
+            worker: second,
+            ranges: first.ranges.clone(),
+            waited_for: false,
+            worth: first.worth,
+            twin: Some(id),
+        })
+    }
+
+    /// The next moment at which [`Self::overdue`] has one.
+    pub(crate) fn next_overdue(&self, after: Time) -> Option<Time> {
+        self.may_be_doubled().map(|(at, _)| at).filter(|at| *at > after).min()
+    }
+
+    /// Contributions whose round has closed without taking them, and from when on they may get a second
+    /// holder.
+    fn may_be_doubled(&self) -> impl Iterator<Item = (Time, ContributionId)> + '_ {
+        let round = self.round().base();
+        let patience = self.patience.for_second_holder();
+        let missed = self
+            .contributions()
+            .working()
+            .values()
+            .filter(move |c| c.base < round && c.twin.is_none() && c.state().may_arrive());
+        missed.filter_map(move |c| Some((c.started + patience?, c.id)))
     }
 
     /// The closed round's contributions, late ones included, with their norms; nothing if any is not known,
     /// is of an older version without being late, or is weighed for another reason.
-    pub(crate) fn parts(&self) -> Vec<GradientNorm> {
-        let part = |contribution: &Contribution, worth| {
-            let square = contribution.square?;
-            Some(GradientNorm { samples: contribution.weight, worth, square })
+    pub(crate) fn norms(&self) -> Vec<GradientNorm> {
+        let norm = |contribution: &Contribution| {
+            let Announcement { weight, square, .. } = *contribution.announcement()?;
+            let plain =
+                contribution.base.next() == self.round().base() && contribution.counts == 1.0;
+            let worth = if contribution.folded { contribution.counts } else { 1.0 };
+            let norm = GradientNorm { samples: weight, worth, square: square? };
+            (plain || contribution.folded).then_some(norm)
         };
-        let fresh = self.roster.arrivals.iter().map(|Arrival { contribution, worth, .. }| {
-            let plain = contribution.base.next() == self.roster.round.base() && *worth == 1.0;
-            part(contribution, 1.0).filter(|_| plain)
-        });
-        let folded = self.roster.folded.iter().map(|(late, worth)| part(late, *worth));
-        fresh.chain(folded).collect::<Option<_>>().unwrap_or_default()
+        self.contributions().accepted().iter().map(norm).collect::<Option<_>>().unwrap_or_default()
     }
 
     /// The policy hears of the noise scale.
     pub fn hear_noise(&mut self, scale: f64) {
-        self.policy.noise(scale);
+        self.wait.policy_mut().noise(scale);
     }
 
     /// Everything that was decided has been carried out: if a round is open, its workers are busy,
     /// and the policy may think.
     pub fn study(&mut self) {
         if matches!(self.phase, Phase::Open) {
-            self.policy.study();
+            self.wait.policy_mut().study();
         }
     }
 
     /// The next moment at which [`Self::decide`] must be called even if nothing happens.
     pub fn next_wake(&self) -> Option<Time> {
         let round = match self.phase {
-            // With nobody to wait for there is nothing to ask: the quorum is short.
-            Phase::Open => self.wake.at.filter(|_| self.roster.outstanding().next().is_some()),
+            Phase::Open => self.wait.next_wake(),
             Phase::Cut { until } => Some(until),
             Phase::Closed => None,
         };
@@ -557,10 +591,6 @@ impl RoundMachine {
     fn watch_quorum(&mut self, now: Time) {
         let short = self.live.len() < self.config.quorum.max(1);
         self.quorum_short_since = short.then(|| self.quorum_short_since.unwrap_or(now));
-    }
-
-    fn ask_again(&mut self) {
-        self.wake = Wake { at: None, arrivals: 0 };
     }
 
     fn emit(&mut self, at: Time, kind: EventKind) {

@@ -3,33 +3,35 @@
 //! A round opens on those shards that have answered its predecessor's update in time; the others are
 //! behind. Nothing of the round reaches them, so what they owe does not grow, and they come back with
 //! the round after they have answered. How long an answer is waited for is decided as for workers, by
-//! a round machine and a policy over response times; a shard that has missed `most_stale` updates is
+//! a policy over response times (`wait.rs`); a shard that has missed `most_stale` updates is
 //! waited for whatever the policy says.
 //!
 //! Whoever else waits for answers of several shards does so by the same rule: a worker for the values
 //! it pulls, and the coordinator for the parts of a contribution.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
-    Blocks, Contribution, Decision, MachineError, Phase, Policy, Portion, Round, RoundConfig,
-    RoundMachine, RoundView, SampleRange, ShardId, Straggler, Time, Version, Work, WorkerId,
+    Announcement, Arrival, ContributionId, Decision, Handout, MachineError, Policy, Round,
+    RoundView, SampleRange, ShardId, Time, WorkerId, roster::Terms, wait::Wait,
 };
 
 /// Shards that update side by side, some perhaps slower than others.
 pub struct Shards {
-    /// Its workers are the shards, its rounds the updates, its samples blocks.
-    machine: RoundMachine,
+    /// Its participants are the shards, its rounds the updates, its samples blocks.
+    wait: Wait,
+    /// The policy waits no longer for answers to the last update.
+    decided: bool,
     blocks: Vec<u32>,
     /// What each has not answered yet.
     owed: Vec<Option<Owed>>,
     /// What each that owes nothing has missed: it was not asked, or answered too late.
     missed: Vec<u64>,
-    /// Who has not answered is asked anew the next time.
+    /// Shards that have not answered are asked anew the next time.
     anew: bool,
-    /// Who was told last.
+    /// The shards that were told last.
     told: Vec<ShardId>,
-    /// A round has at least so many blocks that are fresh.
+    /// A round has at least this many fresh blocks.
     least: u32,
     most_stale: u64,
     fresh: BTreeSet<ShardId>,
@@ -39,7 +41,7 @@ pub struct Shards {
 
 #[derive(Debug, Clone, Copy)]
 struct Owed {
-    update: Version,
+    id: ContributionId,
     /// Updates that have gone by without it.
     missed: u64,
 }
@@ -87,21 +89,11 @@ impl Shards {
         most_stale: u64,
         anew: bool,
     ) -> Shards {
-        let config = RoundConfig {
-            expected: blocks.len(),
-            quorum_grace: Duration::MAX,
-            join_grace: Duration::MAX,
-            straggler: if anew { Straggler::Abort } else { Straggler::Finish },
-            ..RoundConfig::default()
-        };
-        let mut machine = RoundMachine::new(config, policy, Round(0));
-        let all = (0..blocks.len() as u32).map(ShardId);
-        for ShardId(shard) in all.clone() {
-            let joined = machine.handle_join(WorkerId(shard), "", Time::ZERO);
-            joined.expect("every shard has its own number");
-        }
+        let lag = policy.admissible_lag();
+        let terms = Terms { quorum: 1, partial: 1, batch: 0, lag };
         Shards {
-            machine,
+            wait: Wait::new(policy, Round(0), terms),
+            decided: true,
             anew,
             told: Vec::new(),
             blocks: blocks.iter().map(|&blocks| blocks.max(1)).collect(),
@@ -109,7 +101,7 @@ impl Shards {
             missed: vec![0; blocks.len()],
             least,
             most_stale,
-            fresh: all.collect(),
+            fresh: (0..blocks.len() as u32).map(ShardId).collect(),
             waits: false,
         }
     }
@@ -140,49 +132,48 @@ impl Shards {
         !self.waits
     }
 
-    /// The fresh shards that are `among` them are told to update. What was asked before and is still
-    /// waited for is not any more. Returns who was told.
+    /// The fresh shards that are `among` them are told to update. Answers to the last update are not
+    /// waited for any more. Returns the shards that were told.
     pub fn update(&mut self, among: impl Fn(ShardId) -> bool, now: Time) -> Vec<ShardId> {
-        self.machine.give_up(now);
-        let update = self.machine.round().base();
-        let told = |shard: &ShardId| self.anew || self.fresh.contains(shard);
-        let told: Vec<ShardId> =
-            self.numbers().filter(|shard| told(shard) && among(*shard)).collect();
-        if self.anew {
-            // Nothing more is wanted of what was asked before, and nothing of who is not asked.
-            for shard in self.numbers() {
-                let index = shard.0 as usize;
-                self.machine.forget_before(WorkerId(shard.0), update);
-                if let Some(owed) = self.owed[index].take() {
-                    // Where it was still waited for nobody has counted it as missed yet.
-                    self.missed[index] = owed.missed + u64::from(self.waits);
-                }
-            }
+        self.catch_up(now);
+        if !self.decided {
+            self.decide(now);
         }
-        let work = |ShardId(shard): ShardId| Work {
-            worker: WorkerId(shard),
-            portion: Portion::new(SampleRange {
-                epoch: 0,
-                start: 0,
-                end: self.blocks[shard as usize],
-            }),
-            waited_for: false,
-            worth: 1.0,
-        };
-        let work: Vec<Work> = told.iter().copied().map(work).collect();
-        self.waits = !work.is_empty();
+        let is_told = |shard: &ShardId| self.anew || self.fresh.contains(shard);
+        let told: Vec<ShardId> =
+            self.numbers().filter(|shard| is_told(shard) && among(*shard)).collect();
+        if self.anew {
+            self.drop_questions();
+        }
+        self.waits = !told.is_empty();
         self.told.clone_from(&told);
         if !self.waits {
             return told;
         }
-        for &Work { worker: WorkerId(shard), .. } in &work {
+        self.wait.open(now);
+        self.decided = false;
+        for &ShardId(shard) in &told {
+            let range = SampleRange { epoch: 0, start: 0, end: self.blocks[shard as usize] };
+            let handout = Handout::new(WorkerId(shard), range);
+            let roster = &mut self.wait.roster;
+            let base = roster.round.base();
+            let id = roster.contributions.give(handout, base, &Arc::default(), now).id;
             let owed = &mut self.owed[shard as usize];
             let missed = owed.map_or(self.missed[shard as usize], |owed| owed.missed);
-            *owed = Some(Owed { update, missed });
+            *owed = Some(Owed { id, missed });
         }
-        self.machine.open(work, now);
-        self.forget_events();
         told
+    }
+
+    /// Answers to what was asked before are of no interest any more.
+    fn drop_questions(&mut self) {
+        for (index, owed) in self.owed.iter_mut().enumerate() {
+            if let Some(Owed { id, missed }) = owed.take() {
+                // Where it was still waited for nobody has counted it as missed yet.
+                self.missed[index] = missed + u64::from(self.waits);
+                self.wait.roster.contributions.remove(WorkerId(index as u32), id);
+            }
+        }
     }
 
     fn numbers(&self) -> impl Iterator<Item = ShardId> + use<> {
@@ -201,18 +192,51 @@ impl Shards {
 
     /// An answer, from a shard that has missed so many.
     fn heard(&mut self, shard: ShardId, now: Time) -> Result<u64, MachineError> {
+        self.catch_up(now);
         let worker = WorkerId(shard.0);
-        let Some(Owed { update: base, missed }) =
-            self.owed.get_mut(shard.0 as usize).and_then(Option::take)
+        let Some(Owed { id, missed }) = self.owed.get_mut(shard.0 as usize).and_then(Option::take)
         else {
             return Err(MachineError::Unknown(worker));
         };
         let weight = f64::from(self.blocks[shard.0 as usize]);
-        let blocks = Blocks::All;
-        let answer = Contribution { worker, base, weight, loss: 0.0, square: None, blocks };
-        self.machine.handle_arrival(answer, now)?;
-        self.forget_events();
+        let contributions = &mut self.wait.roster.contributions;
+        let answer = Announcement { id, weight, loss: 0.0, square: None };
+        contributions.announce(worker, answer, now)?;
+        let Some(answer) = contributions.remove(worker, id) else { return Ok(missed) };
+        if self.decided || answer.base < self.wait.roster.round.base() {
+            self.wait.late(&answer, now);
+        } else {
+            let run_time = answer.run_time(now);
+            let arrival = Arrival { worker, weight, at: now, run_time, share: 1.0 };
+            self.wait.accept(answer, arrival);
+        }
         Ok(missed)
+    }
+
+    /// The policy waits no longer, or nobody is left to wait for.
+    fn decide(&mut self, now: Time) {
+        self.decided = true;
+        let weight = self.wait.roster.weight();
+        self.wait.close(now, now, weight);
+    }
+
+    fn ask_policy(&mut self, now: Time) {
+        if self.wait.ask(now).is_none() {
+            return;
+        }
+        match self.wait.roster.arrivals.is_empty() {
+            true => self.wait.ask_later(None, 1),
+            false => self.decide(now),
+        }
+    }
+
+    /// Asks the policy at the moments it chose, as of those.
+    fn catch_up(&mut self, now: Time) {
+        while !self.decided
+            && let Some(at) = self.wait.overdue(now)
+        {
+            self.ask_policy(at);
+        }
     }
 
     /// A shard that has not answered, and is waited for whatever the policy says; and what it has
@@ -234,9 +258,14 @@ impl Shards {
         if !self.waits {
             return None;
         }
-        self.machine.decide(now);
-        self.forget_events();
-        if self.machine.phase() != Phase::Closed {
+        self.catch_up(now);
+        if !self.decided {
+            match self.wait.roster.is_anyone_outstanding() {
+                true => self.ask_policy(now),
+                false => self.decide(now),
+            }
+        }
+        if !self.decided {
             return None;
         }
         let bound = self.at_bound();
@@ -257,23 +286,19 @@ impl Shards {
         }
         let answered = |&ShardId(shard): &ShardId| self.owed[shard as usize].is_none();
         self.fresh = self.numbers().filter(answered).collect();
-        self.machine.study();
         None
     }
 
     /// The next moment at which [`Self::advance`] must be called even if nothing happens.
     pub fn next_wake(&self) -> Option<Time> {
-        self.machine.next_wake().filter(|_| self.waits)
-    }
-
-    /// Nobody acts on what the machine says but this.
-    fn forget_events(&mut self) {
-        while self.machine.poll_event().is_some() {}
+        self.wait.next_wake().filter(|_| self.waits && !self.decided)
     }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::CutReason;
 

@@ -7,9 +7,9 @@ use std::{
 };
 
 use paceline_core::{
-    BlockClose, Blocks, Contribution, Coordinator, CutReason, Decision, Event, EventKind, Late,
-    LeaveReason, Ledger, Phase, Policy, Portion, Round, RoundConfig, RoundView, SampleRange,
-    ShardId, Shards, Straggler, Time, Version, WorkerId,
+    Announcement, BlockClose, Blocks, ContributionId, Coordinator, CutReason, Decision, Event,
+    EventKind, Late, LeaveReason, Ledger, Phase, Policy, Portion, Round, RoundConfig, RoundView,
+    SampleRange, ShardId, Shards, Straggler, Time, Work, WorkerId,
 };
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 
@@ -21,7 +21,6 @@ const SAMPLES: u32 = 97;
 const SIZES: [u32; SHARDS as usize] = [2, 1, 1];
 const BLOCKS: u32 = 4;
 const MICRO_BATCHES: u32 = 4;
-const EPOCHS: u32 = 4;
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -33,12 +32,16 @@ enum Step {
         worker: u32,
         micro_batches: u32,
     },
-    /// A shard reports its part of what the worker has in hand, or had before that.
+    /// A shard has received its part of what the worker has in hand, or had before that, and reports it
+    /// at once, or later, so that other messages cross the report.
     Stage {
         worker: u32,
         shard: u32,
         before: bool,
+        crosses: bool,
     },
+    /// A report that was under way comes.
+    Report,
     /// The worker says what it put there.
     Done {
         worker: u32,
@@ -48,7 +51,8 @@ enum Step {
         worker: u32,
         before: bool,
     },
-    Publish,
+    /// These shards have applied the last update; others may be left behind.
+    Publish(u32),
     Wait(u64),
     /// The driver is busy: time passes, and nobody is asked.
     Pass(u64),
@@ -59,14 +63,18 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => worker.clone().prop_map(Step::Join),
         1 => worker.clone().prop_map(Step::Leave),
-        16 => (worker.clone(), 1..=MICRO_BATCHES)
+        20 => (worker.clone(), 1..=MICRO_BATCHES)
             .prop_map(|(worker, micro_batches)| Step::Finish { worker, micro_batches }),
-        6 => (worker.clone(), 0..SHARDS, prop::bool::weighted(0.1))
-            .prop_map(|(worker, shard, before)| Step::Stage { worker, shard, before }),
+        6 => (worker.clone(), 0..SHARDS, prop::bool::weighted(0.1), prop::bool::weighted(0.5))
+            .prop_map(|(worker, shard, before, crosses)| {
+                Step::Stage { worker, shard, before, crosses }
+            }),
+        3 => Just(Step::Report),
         3 => (worker.clone(), prop::bool::weighted(0.1))
             .prop_map(|(worker, before)| Step::Done { worker, before }),
-        1 => (worker, any::<bool>()).prop_map(|(worker, before)| Step::Abort { worker, before }),
-        8 => Just(Step::Publish),
+        2 => (worker, any::<bool>()).prop_map(|(worker, before)| Step::Abort { worker, before }),
+        8 => Just(Step::Publish((1 << SHARDS) - 1)),
+        3 => (1..1u32 << SHARDS).prop_map(Step::Publish),
         2 => (1..200u64).prop_map(Step::Wait),
         1 => (1..200u64).prop_map(Step::Pass),
     ]
@@ -104,21 +112,36 @@ impl Policy for Impatient {
 /// What an onlooker knows: who was given which samples, what each shard holds, who has arrived.
 #[derive(Default)]
 struct Onlooker {
-    given: BTreeMap<(WorkerId, Version), Portion>,
+    given: BTreeMap<ContributionId, Given>,
     /// What each shard holds staged.
-    staged: Vec<BTreeSet<(WorkerId, Version)>>,
+    staged: Vec<BTreeSet<ContributionId>>,
     /// The open round's arrivals, in order.
     arrived: Vec<Arrived>,
-    counted: BTreeSet<(WorkerId, Version)>,
-    reported: BTreeSet<(u32, Version, u32)>,
+    counted: BTreeSet<ContributionId>,
+    /// Contributions that nothing may come of any more.
+    discarded: BTreeSet<ContributionId>,
+    received: BTreeSet<(ContributionId, u32)>,
+    /// The open round's shards.
+    shards: BTreeSet<ShardId>,
+    /// Rounds that some shards were left out of.
+    left_out: usize,
+    superseded: usize,
+    crossed: usize,
     cut: BTreeSet<Round>,
     closed: BTreeSet<Round>,
     used: BTreeMap<u32, Vec<bool>>,
     used_weight: f64,
 }
 
+/// The samples that a worker was given, and the shards that its round has.
+struct Given {
+    portion: Portion,
+    shards: BTreeSet<ShardId>,
+}
+
 /// Who arrived, with what weight, of which samples, and on which shards.
 struct Arrived {
+    id: ContributionId,
     worker: WorkerId,
     weight: f64,
     ranges: Vec<SampleRange>,
@@ -130,26 +153,26 @@ impl Onlooker {
         Onlooker { staged: vec![BTreeSet::new(); SHARDS as usize], ..Onlooker::default() }
     }
 
-    fn see(&mut self, event: &Event) {
+    fn see(&mut self, event: &Event, fresh: &BTreeSet<ShardId>) {
         match &event.kind {
-            EventKind::RoundStarted { round, work } => {
+            EventKind::RoundStarted { work, .. } => {
                 assert!(self.arrived.is_empty(), "a round begins with nobody in it");
-                for work in work {
-                    self.given.insert((work.worker, round.base()), work.portion.clone());
-                }
+                self.shards.clone_from(fresh);
+                self.left_out += usize::from(fresh.len() < SHARDS as usize);
+                work.iter().for_each(|work| self.give(work));
             }
-            EventKind::Enlisted { round, work } => {
-                self.given.insert((work.worker, round.base()), work.portion.clone());
-            }
-            EventKind::Arrived { round, base, worker, weight, share, blocks, .. } => {
+            EventKind::Enlisted { work, .. } => self.give(work),
+            EventKind::Arrived { round, id, base, worker, weight, share, blocks, .. } => {
                 assert!(!self.closed.contains(round), "closed accepts nothing");
                 assert!(*share == 1.0 || *base < round.base(), "what is in time counts whole");
-                self.arrived(*base, *worker, *weight, *share, blocks);
+                self.arrived(*id, *worker, *weight, *share, blocks);
             }
-            EventKind::Landed { base, worker, shard, .. } => {
+            EventKind::Late { id, .. } => self.discard(*id),
+            EventKind::Superseded { .. } => self.superseded += 1,
+            EventKind::Landed { id, shard, .. } => {
                 let staged = &mut self.staged[shard.0 as usize];
-                assert!(staged.remove(&(*worker, *base)), "what landed has come");
-                let arrived = self.arrived.iter_mut().find(|arrived| arrived.worker == *worker);
+                assert!(staged.remove(id), "what landed has come");
+                let arrived = self.arrived.iter_mut().find(|arrived| arrived.id == *id);
                 let shards = &mut arrived.expect("it has arrived before").shards;
                 assert!(shards.insert(shard.0), "it landed once");
             }
@@ -162,29 +185,44 @@ impl Onlooker {
         }
     }
 
+    fn give(&mut self, work: &Work) {
+        let (portion, shards) = (work.portion.clone(), self.shards.clone());
+        self.given.insert(work.id, Given { portion, shards });
+    }
+
+    /// The shards are told to drop what they hold of a contribution.
+    fn discard(&mut self, id: ContributionId) {
+        self.discarded.insert(id);
+        self.staged.iter_mut().for_each(|staged| {
+            staged.remove(&id);
+        });
+    }
+
     fn arrived(
         &mut self,
-        base: Version,
+        id: ContributionId,
         worker: WorkerId,
         weight: f64,
         share: f64,
         blocks: &Blocks,
     ) {
-        assert!(self.counted.insert((worker, base)), "{worker} {base} counted twice");
+        assert!(self.counted.insert(id), "{id} counted twice");
+        assert!(!self.discarded.contains(&id), "{id} counts after shards were told to drop it");
         let mut shards = BTreeSet::new();
         let mut first = 0;
         for (shard, size) in (0..).zip(SIZES) {
-            let here = blocks.contains(first);
-            assert!((first..first + size).all(|block| blocks.contains(block) == here));
+            let here = blocks.contains(first) && self.given[&id].shards.contains(&ShardId(shard));
+            let of = blocks.contains(first);
+            assert!((first..first + size).all(|block| blocks.contains(block) == of));
             first += size;
             if here {
                 let staged = &mut self.staged[shard as usize];
-                assert!(staged.remove(&(worker, base)), "half a contribution was counted");
+                assert!(staged.remove(&id), "half a contribution was counted");
                 shards.insert(shard);
             }
         }
         assert!(!shards.is_empty(), "something of it has come");
-        let given = &self.given[&(worker, base)];
+        let given = &self.given[&id].portion;
         assert!(weight as u32 <= given.len(), "more than was given");
         let mut left = weight as u32;
         let mut ranges = given.ranges().to_vec();
@@ -192,7 +230,7 @@ impl Onlooker {
             range.end = range.end.min(range.start + left);
             left -= range.end - range.start;
         }
-        self.arrived.push(Arrived { worker, weight: share * weight, ranges, shards });
+        self.arrived.push(Arrived { id, worker, weight: share * weight, ranges, shards });
     }
 
     /// Every block closes once, with all who have arrived there.
@@ -204,6 +242,9 @@ impl Onlooker {
             let of = |close: &&BlockClose| close.blocks.contains(block);
             let mine: Vec<&BlockClose> = closes.iter().filter(of).collect();
             assert_eq!(mine.len(), 1, "block {block} closes once");
+            if !self.shards.contains(&ShardId(shard)) {
+                continue; // It is left out, and hears nothing of the close.
+            }
             let there = arrived.iter().filter(|arrived| arrived.shards.contains(&shard));
             let members: Vec<_> = there.map(|arrived| (arrived.worker, arrived.weight)).collect();
             assert_eq!(mine[0].members, members, "block {block} of {closes:?}");
@@ -226,7 +267,9 @@ struct World {
     live: BTreeSet<u32>,
     salvage: bool,
     /// The last two pieces of work each worker was given.
-    hands: BTreeMap<u32, [Option<(Version, u32)>; 2]>,
+    hands: BTreeMap<u32, [Option<(ContributionId, u32)>; 2]>,
+    /// Reports of shards that are under way.
+    under_way: Vec<(WorkerId, ContributionId, ShardId)>,
 }
 
 impl World {
@@ -238,31 +281,36 @@ impl World {
             Step::Leave(w) if self.live.remove(&w) => {
                 let why = LeaveReason::Disconnected;
                 self.coordinator.handle_leave(WorkerId(w), why, self.now).unwrap();
-                self.hands.remove(&w);
-                for staged in &mut self.onlooker.staged {
-                    staged.retain(|&(worker, _)| worker != WorkerId(w));
-                }
+                // Shards drop what is staged of it, and reports of its session are not heard.
+                let hands = self.hands.remove(&w).into_iter().flatten().flatten();
+                hands.for_each(|(id, _)| {
+                    self.onlooker.staged.iter_mut().for_each(|staged| {
+                        staged.remove(&id);
+                    });
+                });
+                self.under_way.retain(|&(worker, ..)| worker != WorkerId(w));
             }
-            Step::Stage { worker, shard, before } => self.stage(worker, shard, before),
+            Step::Stage { worker, shard, before, crosses } => {
+                self.stage(worker, shard, before, crosses);
+            }
+            Step::Report => self.report(),
             Step::Done { worker, before } => {
-                if let Some((base, samples)) = self.hand(worker, before) {
-                    self.done(worker, base, samples);
+                if let Some((id, samples)) = self.hand(worker, before) {
+                    self.done(worker, id, samples);
                 }
             }
             Step::Finish { worker, micro_batches } => self.finish(worker, micro_batches),
             Step::Abort { worker, before } => {
-                let Some((base, _)) = self.hand(worker, before) else { return };
-                let worker = WorkerId(worker);
-                if self.coordinator.handle_aborted(worker, base, 1, self.now).is_ok() {
-                    for staged in &mut self.onlooker.staged {
-                        staged.remove(&(worker, base));
-                    }
-                }
+                let Some((id, _)) = self.hand(worker, before) else { return };
+                // A worker that nobody has cut is refused, and costs nothing.
+                let _ = self.coordinator.handle_aborted(WorkerId(worker), id, 1, self.now);
             }
             // A word of a shard that owes nothing is refused, and costs nothing.
-            Step::Publish => (0..SHARDS).map(ShardId).for_each(|shard| {
-                let _ = self.coordinator.handle_applied(shard, self.now);
-            }),
+            Step::Publish(shards) => {
+                for shard in (0..SHARDS).filter(|shard| shards & (1 << shard) != 0) {
+                    let _ = self.coordinator.handle_applied(ShardId(shard), self.now);
+                }
+            }
             Step::Wait(ms) => self.now += Duration::from_millis(ms),
             Step::Pass(ms) => {
                 self.now += Duration::from_millis(ms);
@@ -275,57 +323,71 @@ impl World {
             let wake = self.coordinator.next_wake();
             assert!(wake.is_none_or(|at| at > self.now), "asked for ever after {step:?}");
         }
+        let fresh = self.coordinator.shards().fresh().clone();
         while let Some(event) = self.coordinator.poll_event() {
             self.note_work(&event.kind);
-            self.onlooker.see(&event);
+            self.onlooker.see(&event, &fresh);
         }
-        assert!(self.coordinator.ledger().report().balanced, "after {step:?}");
+        for (_, id) in self.coordinator.take_discards() {
+            self.onlooker.discard(id);
+        }
+        assert!(self.coordinator.report().balanced, "after {step:?}");
     }
 
-    fn done(&mut self, worker: u32, base: Version, samples: u32) {
-        let (worker, weight) = (WorkerId(worker), f64::from(samples));
-        let contribution =
-            Contribution { worker, base, weight, loss: 0.5, square: None, blocks: Blocks::All };
-        // A report of work it no longer has is refused, and costs nothing.
-        let _ = self.coordinator.handle_done(contribution, self.now);
+    fn done(&mut self, worker: u32, id: ContributionId, samples: u32) {
+        let announcement = Announcement { id, weight: f64::from(samples), loss: 0.5, square: None };
+        // A report of work that it does not have any more is refused, and costs nothing.
+        let _ = self.coordinator.handle_done(WorkerId(worker), announcement, self.now);
     }
 
     fn finish(&mut self, worker: u32, micro_batches: u32) {
-        let Some((base, samples)) = self.hand(worker, false) else { return };
+        let Some((id, samples)) = self.hand(worker, false) else { return };
         let cut = matches!(self.coordinator.machine().phase(), Phase::Cut { .. });
         let done = match self.salvage && cut {
             true => (samples * micro_batches / MICRO_BATCHES).max(1),
             false => samples,
         };
-        self.done(worker, base, done);
+        self.done(worker, id, done);
         for shard in 0..SHARDS {
-            self.stage(worker, shard, false);
+            self.stage(worker, shard, false, false);
         }
     }
 
-    fn hand(&self, worker: u32, before: bool) -> Option<(Version, u32)> {
+    fn hand(&self, worker: u32, before: bool) -> Option<(ContributionId, u32)> {
         self.hands.get(&worker)?[usize::from(before)]
     }
 
-    fn stage(&mut self, worker: u32, shard: u32, before: bool) {
-        let Some((base, _)) = self.hand(worker, before) else { return };
-        // A shard reports a part once.
-        if !self.onlooker.reported.insert((worker, base, shard)) {
+    fn stage(&mut self, worker: u32, shard: u32, before: bool, crosses: bool) {
+        let Some((id, _)) = self.hand(worker, before) else { return };
+        // Workers push to the shards that their round has. A shard receives a part once.
+        if !self.onlooker.given[&id].shards.contains(&ShardId(shard))
+            || !self.onlooker.received.insert((id, shard))
+        {
             return;
         }
-        self.onlooker.staged[shard as usize].insert((WorkerId(worker), base));
-        let _ = self.coordinator.handle_staged(WorkerId(worker), base, ShardId(shard), self.now);
+        self.onlooker.staged[shard as usize].insert(id);
+        self.under_way.push((WorkerId(worker), id, ShardId(shard)));
+        if !crosses {
+            self.report();
+        }
+    }
+
+    /// The last report that is under way comes; older ones are overtaken.
+    fn report(&mut self) {
+        let Some((worker, id, shard)) = self.under_way.pop() else { return };
+        self.onlooker.crossed += usize::from(self.onlooker.discarded.contains(&id));
+        self.coordinator.handle_staged(worker, id, shard, self.now);
     }
 
     fn note_work(&mut self, event: &EventKind) {
-        let (base, all) = match event {
-            EventKind::RoundStarted { round, work } => (round.base(), work.as_slice()),
-            EventKind::Enlisted { round, work } => (round.base(), std::slice::from_ref(work)),
+        let all = match event {
+            EventKind::RoundStarted { work, .. } => work.as_slice(),
+            EventKind::Enlisted { work, .. } => std::slice::from_ref(work),
             _ => return,
         };
         for work in all {
             let hands = self.hands.entry(work.worker.0).or_default();
-            hands[1] = hands[0].replace((base, work.portion.len()));
+            hands[1] = hands[0].replace((work.id, work.portion.len()));
         }
     }
 }
@@ -333,11 +395,14 @@ impl World {
 #[derive(Debug, Clone)]
 struct Case {
     steps: Vec<Step>,
+    epochs: u32,
     quorum: usize,
     count: usize,
     lag: u64,
     grace: u64,
     partial: bool,
+    /// Rounds do not wait for all shards.
+    behind: bool,
     straggler: Straggler,
     fold: bool,
 }
@@ -346,25 +411,34 @@ fn case() -> impl Strategy<Value = Case> {
     let straggler =
         prop::sample::select(vec![Straggler::Abort, Straggler::Finish, Straggler::Salvage]);
     (
-        prop::collection::vec(step(), 0..400),
+        prop::collection::vec(step(), 0..600),
+        1..5u32,
         1..3usize,
         1..5usize,
         prop_oneof![3 => Just(0u64), 1 => 1..3u64],
         prop_oneof![1 => Just(0u64), 1 => 1..300u64],
         prop::bool::weighted(0.3),
+        prop::bool::weighted(0.3),
         straggler,
         any::<bool>(),
     )
-        .prop_map(|(steps, quorum, count, lag, grace, partial, straggler, fold)| Case {
-            steps,
-            quorum,
-            count,
-            lag,
-            grace,
-            partial,
-            straggler,
-            fold: fold && !partial && straggler == Straggler::Finish,
-        })
+        .prop_map(
+            |(steps, epochs, quorum, count, lag, grace, partial, behind, straggler, fold)| {
+                Case {
+                    steps,
+                    epochs,
+                    quorum,
+                    count,
+                    // Rounds that admit older versions have all shards.
+                    lag: if partial || behind { 0 } else { lag },
+                    grace,
+                    partial,
+                    behind,
+                    straggler,
+                    fold: fold && !partial && !behind && straggler == Straggler::Finish,
+                }
+            },
+        )
 }
 
 /// Plays a case out, with everything checked on the way.
@@ -381,11 +455,14 @@ fn play(case: &Case) -> World {
     let Case { count, lag, .. } = *case;
     let grace = Duration::from_millis(case.grace);
     let policy = Box::new(Impatient { count, lag, grace });
-    let ledger = Ledger::new(SAMPLES, Some(EPOCHS));
-    let mut coordinator =
-        Coordinator::new(config, policy, ledger, 8, Shards::all(SHARDS), Round(0));
+    let ledger = Ledger::new(SAMPLES, Some(case.epochs));
+    let first = || Impatient { count: 1, lag: 0, grace: Duration::ZERO };
+    let shards = match case.behind {
+        true => Shards::new(&SIZES, Box::new(first()), 2, 3),
+        false => Shards::all(SHARDS),
+    };
+    let mut coordinator = Coordinator::new(config, policy, ledger, 8, shards, Round(0));
     if case.partial {
-        let first = || Impatient { count: 1, lag: 0, grace: Duration::ZERO };
         let rule = move || Shards::asked_anew(&SIZES, Box::new(first()), 2, 3);
         coordinator = coordinator.with_partial_pushes(&SIZES, Box::new(rule));
     }
@@ -396,6 +473,7 @@ fn play(case: &Case) -> World {
         live: BTreeSet::new(),
         salvage: case.straggler == Straggler::Salvage,
         hands: BTreeMap::new(),
+        under_way: Vec::new(),
     };
     for worker in 0..2 {
         world.apply(&Step::Join(worker));
@@ -422,8 +500,8 @@ proptest! {
         prop_assert_eq!(ledger.epochs(), complete(&world));
 
         // What a checkpoint keeps, a resume can go on from, with nothing lost or used twice.
-        let resumed = Ledger::resume(&ledger.state(), SAMPLES, Some(EPOCHS));
-        prop_assert!(resumed.unwrap().report().balanced);
+        let resumed = Ledger::resume(&ledger.state(), SAMPLES, Some(case.epochs));
+        prop_assert!(resumed.unwrap().report(std::iter::empty()).balanced);
     }
 }
 
@@ -431,6 +509,7 @@ proptest! {
 fn the_cases_reach_what_they_are_about() {
     let mut runner = TestRunner::deterministic();
     let (mut rounds, mut some, mut epochs, mut early, mut parts) = (0, 0, 0, 0, 0);
+    let (mut left_out, mut crossed, mut superseded) = (0, 0, 0);
     for _ in 0..200 {
         let case = case().new_tree(&mut runner).unwrap().current();
         let world = play(&case);
@@ -439,11 +518,16 @@ fn the_cases_reach_what_they_are_about() {
         some += u32::from(closed >= 3);
         epochs += u32::from(complete(&world) > 0);
         early += u32::from(case.partial && closed > 0);
+        left_out += world.onlooker.left_out;
+        crossed += world.onlooker.crossed;
+        superseded += world.onlooker.superseded;
         let used = world.onlooker.used_weight;
         parts += u32::from(case.straggler == Straggler::Salvage && used % 8.0 != 0.0);
     }
     assert!(rounds >= 200 * 8, "{rounds} rounds in 200 cases");
     assert!(some >= 150, "several rounds in {some} of 200 cases");
     assert!(epochs >= 80, "an epoch in {epochs} of 200 cases");
+    assert!(left_out >= 60 && crossed >= 60, "left out {left_out}, crossed {crossed}");
+    assert!(superseded >= 5, "{superseded} second holders were sooner");
     assert!(early >= 30 && parts >= 20, "blocks in {early} cases, parts in {parts}");
 }

@@ -8,8 +8,8 @@ use std::{
 };
 
 use paceline_core::{
-    Blocks, Contribution, Coordinator, CutReason, Decision, Ledger, MachineError, Phase, Policy,
-    Round, RoundConfig, RoundRecord, RoundView, RunTime, ShardId, Shards, StopReason, Straggler,
+    Announcement, Coordinator, CutReason, Decision, Ledger, MachineError, Phase, Policy, Round,
+    RoundConfig, RoundRecord, RoundView, RunTime, ShardId, Shards, State, StopReason, Straggler,
     Time, Version, WorkerId,
 };
 use script::{First, Script};
@@ -84,12 +84,12 @@ fn a_finishing_straggler_that_cannot_finish_is_given_work_again() {
 #[test]
 fn only_who_was_cut_may_give_up() {
     let mut s = Script::new(2, First(1), RoundConfig::default());
-    let (worker, base) = (WorkerId(1), Version(0));
-    assert_eq!(s.abort(1, 0), Err(MachineError::NotCut { worker, base }));
+    let (worker, id) = (WorkerId(1), s.id(1, 0));
+    assert_eq!(s.abort(1, 0), Err(MachineError::NotCut { worker, id }));
     s.arrive(0, 0).log.clear();
     s.abort(1, 0).unwrap();
     s.advance().check(&["aborted w1 at 1"]);
-    assert_eq!(s.abort(1, 0), Err(MachineError::NotWorking { worker, base }));
+    assert_eq!(s.abort(1, 0), Err(MachineError::NotGiven { worker, id }));
 }
 
 #[test]
@@ -99,8 +99,8 @@ fn work_that_a_straggler_never_looked_at_is_forgotten_once_it_speaks_of_newer() 
         s.arrive(0, version).publish();
     }
     s.abort(1, 1).unwrap();
-    let (worker, base) = (WorkerId(1), Version(0));
-    assert_eq!(s.abort(1, 0), Err(MachineError::NotWorking { worker, base }));
+    let (worker, id) = (WorkerId(1), s.id(1, 0));
+    assert_eq!(s.abort(1, 0), Err(MachineError::NotGiven { worker, id }));
     s.abort(1, 2).unwrap();
 }
 
@@ -246,7 +246,7 @@ fn an_accepted_contribution_is_not_used_until_its_round_closes() {
     s.arrive(0, 0);
     assert_eq!(s.coordinator.ledger().counts().used, 0);
     let resumed = Ledger::resume(&s.coordinator.ledger().state(), 1000, None).unwrap();
-    assert!(resumed.report().balanced);
+    assert!(resumed.report(std::iter::empty()).balanced);
     s.arrive(1, 0);
     assert_eq!(s.coordinator.ledger().counts().used, 20);
 }
@@ -255,10 +255,10 @@ fn an_accepted_contribution_is_not_used_until_its_round_closes() {
 fn impossible_reports_are_refused() {
     let mut s = Script::new(2, First(2), RoundConfig::default());
     let mut report_norm = |worker, base, weight, loss, square| {
-        let (worker, base) = (WorkerId(worker), Version(base));
-        let c = Contribution { worker, base, weight, loss, square, blocks: Blocks::All };
-        s.coordinator.handle_staged(worker, base, ShardId(0), s.now).unwrap();
-        s.coordinator.handle_done(c, s.now).unwrap_err().to_string()
+        s.stage(worker, base, 0);
+        let announcement = Announcement { id: s.id(worker, base), weight, loss, square };
+        let refused = s.coordinator.handle_done(WorkerId(worker), announcement, s.now);
+        refused.unwrap_err().to_string()
     };
     for square in [-1.0, f64::NAN, f64::INFINITY] {
         let refused = format!("w0 reports {square} as the squared norm of its gradient");
@@ -266,7 +266,7 @@ fn impossible_reports_are_refused() {
     }
     let mut report = |worker, base, weight, loss| report_norm(worker, base, weight, loss, None);
     assert_eq!(report(5, 0, 1.0, 0.0), "w5 is not a live worker");
-    assert_eq!(report(0, 9, 1.0, 0.0), "w0 was not given work on v9");
+    assert_eq!(report(0, 9, 1.0, 0.0), "w0 has no contribution c18446744073709551615");
     assert_eq!(report(0, 0, 11.0, 0.0), "w0 claims weight 11 for 10 samples");
     assert_eq!(report(0, 0, f64::NAN, 0.0), "w0 claims weight NaN for 10 samples");
     assert_eq!(report(0, 0, 0.0, 0.0), "w0 claims weight 0 for 10 samples");
@@ -339,17 +339,14 @@ fn partial_pushes(arrivals: usize) -> Script {
 }
 
 fn done(s: &mut Script, worker: u32, base: u64) {
-    let (worker, base) = (WorkerId(worker), Version(base));
-    let blocks = Blocks::All;
-    let said = Contribution { worker, base, weight: 10.0, loss: 1.0, square: None, blocks };
-    s.coordinator.handle_done(said, s.now).unwrap();
+    s.done(worker, base, 10.0).unwrap();
 }
 
+/// A shard reports its part; returns whether that is of use.
 fn stage(s: &mut Script, worker: u32, base: u64, shard: u32) -> bool {
-    let staged = (WorkerId(worker), Version(base), ShardId(shard));
-    let used = s.coordinator.handle_staged(staged.0, staged.1, staged.2, s.now).unwrap();
+    s.stage(worker, base, shard);
     s.advance();
-    used
+    !s.coordinator.take_discards().contains(&(WorkerId(worker), s.id(worker, base)))
 }
 
 fn apply(s: &mut Script) {
@@ -367,7 +364,7 @@ fn a_part_that_always_comes_too_late_is_waited_for_at_the_bound_and_holds_its_ro
         done(&mut s, 0, base);
         stage(&mut s, 0, base, 0);
         assert!(!stage(&mut s, 0, base, 1), "of no use any more");
-        s.coordinator.handle_aborted(WorkerId(1), Version(base), 0, s.now).unwrap();
+        s.abort(1, base).unwrap();
         apply(&mut s);
     }
     s.log.clear();
@@ -418,7 +415,7 @@ fn with_partial_pushes_blocks_close_on_their_own_members() {
     s.check(&["shard 1 is awaited after 2"]);
     stage(&mut s, 0, 3, 1);
     s.check(&["arrived w0"]);
-    assert!(s.coordinator.ledger().report().balanced);
+    assert!(s.coordinator.report().balanced);
 }
 
 #[test]
@@ -492,9 +489,9 @@ fn noted(
 fn a_policy_sees_how_far_workers_are_and_learns_when_a_round_was_cut() {
     let (mut s, mut notes) = noted(2, 1, Straggler::Salvage);
     s.wait(90);
-    s.coordinator.handle_progress(WorkerId(1), Version(0), 3, s.now);
-    s.coordinator.handle_progress(WorkerId(1), Version(0), 2, s.now);
-    s.coordinator.handle_progress(WorkerId(1), Version(7), 4, s.now);
+    s.progress(1, 0, 3);
+    s.progress(1, 0, 2);
+    s.progress(1, 7, 4);
     s.wait(10).arrive(0, 0);
     assert_eq!(notes(), ["0 in, w0:0 w1:0", "1 in, w1:3"]);
     // Nobody knows yet how long answers take: a tenth of the round, at most.
@@ -509,12 +506,12 @@ fn a_grace_is_as_long_as_answers_take_and_nobody_waits_for_nothing() {
     let (mut s, mut notes) = noted(2, 1, Straggler::Salvage);
     for round in 0..40 {
         s.wait(80);
-        s.coordinator.handle_progress(WorkerId(1), Version(round), 2, s.now);
+        s.progress(1, round, 2);
         s.wait(20).arrive(0, round).wait(2).put(1, round, 5.0).advance().publish();
     }
     // Answers came after 2 ms every time: there is no need to wait much longer for this one.
     s.wait(80);
-    s.coordinator.handle_progress(WorkerId(1), Version(40), 2, s.now);
+    s.progress(1, 40, 2);
     s.wait(20).arrive(0, 40);
     let Phase::Cut { until } = s.coordinator.machine().phase() else { panic!("no grace") };
     let grace = until.since(s.now);
@@ -539,7 +536,7 @@ fn a_grace_ends_when_all_have_answered_and_giving_up_is_an_answer() {
     let (mut s, mut notes) = noted(3, 1, Straggler::Salvage);
     s.wait(90);
     for straggler in [1, 2] {
-        s.coordinator.handle_progress(WorkerId(straggler), Version(0), 2, s.now);
+        s.progress(straggler, 0, 2);
     }
     s.wait(10).arrive(0, 0);
     s.abort(1, 0).unwrap();
@@ -550,5 +547,109 @@ fn a_grace_ends_when_all_have_answered_and_giving_up_is_an_answer() {
     assert_eq!(notes().last().unwrap(), "round 0 cut 100 closed 105 with 15");
     s.publish();
     assert_eq!(s.log.last().unwrap(), "round 1: w0 w1 w2");
-    assert!(s.coordinator.ledger().report().balanced);
+    assert!(s.coordinator.report().balanced);
+}
+
+#[test]
+fn a_worker_that_gave_up_cannot_announce_and_what_crosses_its_abort_is_dropped() {
+    let (mut s, _) = noted(2, 1, Straggler::Salvage);
+    s.wait(90).progress(1, 0, 2);
+    s.wait(10).arrive(0, 0);
+    assert!(matches!(s.coordinator.machine().phase(), Phase::Cut { .. }));
+    s.abort(1, 0).unwrap();
+    let (worker, id) = (WorkerId(1), s.id(1, 0));
+    let (from, to) = (State::Abandoned, State::Announced);
+    assert_eq!(s.done(1, 0, 5.0), Err(MachineError::Transition { worker, id, from, to }));
+    s.coordinator.take_discards();
+    // Its push had gone through meanwhile.
+    s.stage(1, 0, 0);
+    assert_eq!(s.coordinator.take_discards(), [(worker, id)]);
+    s.log.clear();
+    s.wait(30).check(&["closed w0 (w0=0.100000 w1=>=0.100000)"]);
+}
+
+#[test]
+fn of_a_hung_worker_the_core_remembers_two_contributions_however_many_rounds_pass() {
+    let mut s = Script::new(2, First(1), RoundConfig::default());
+    for round in 0..500 {
+        s.wait(10).arrive(0, round).publish();
+    }
+    let known = |s: &Script| {
+        let ids = (0..=500).map(|base| s.id(1, base));
+        ids.filter(|&id| s.coordinator.contribution(WorkerId(1), id).is_some()).count()
+    };
+    assert_eq!(known(&s), 2, "the one it has, and the last that a close took");
+    // It wakes up and answers for everything, in order.
+    for round in 0..500 {
+        s.abort(1, round).unwrap();
+    }
+    assert_eq!(known(&s), 1);
+    let (worker, id) = (WorkerId(1), s.id(1, 7));
+    assert_eq!(s.abort(1, 7), Err(MachineError::NotGiven { worker, id }), "it has said so before");
+}
+
+#[test]
+fn patience_with_samples_that_came_back_too_often_has_an_end() {
+    let mut s = dropped_too_often();
+    s.wait(20).arrive(0, 3).arrive(2, 3).check(&["arrived w0", "arrived w2"]);
+    // Worker 1 hangs. The usual run-time is below the least patience.
+    s.wait(79).check(&[]);
+    let end = s.coordinator.next_wake().expect("its patience has an end");
+    assert_eq!(end.since(s.now), Duration::from_millis(1));
+    s.wait(1);
+    assert_eq!(s.log[0], "cut, 1 arrived: w1");
+    s.publish();
+    assert_eq!(hand(&s, 0), (10, 20), "its samples go to a worker that delivers");
+}
+
+/// Two workers, one of which hangs with the last samples of the run.
+fn hung_with_the_last_samples(policy: impl Policy + 'static) -> Script {
+    let config =
+        RoundConfig { straggler: Straggler::Finish, expected: 2, ..RoundConfig::default() };
+    let mut s = Script::new(0, First(1), config.clone());
+    let ledger = Ledger::new(30, Some(1));
+    s.coordinator =
+        Coordinator::new(config, Box::new(policy), ledger, 10, Shards::all(1), Round(0));
+    s.join(0).join(1).advance();
+    s.wait(20).arrive(0, 0).publish().wait(20).arrive(0, 1).publish();
+    assert_eq!((hand(&s, 0), hand(&s, 1)), ((20, 30), (10, 20)));
+    s.log.clear();
+    s
+}
+
+#[test]
+fn the_last_samples_of_a_hung_worker_get_a_second_holder_and_one_of_the_two_counts() {
+    let mut s = hung_with_the_last_samples(First(1));
+    assert_eq!(s.coordinator.stop_reason(s.now), None);
+    s.wait(119).check(&[]);
+    let overdue = s.coordinator.next_wake().expect("the last samples are overdue");
+    assert_eq!(overdue.since(s.now), Duration::from_millis(1));
+    s.wait(1).check(&["round 2: w0"]);
+    assert_eq!(hand(&s, 0), (10, 20));
+    s.wait(20).arrive(0, 2).check(&[
+        "superseded w1 by w0",
+        "arrived w0",
+        "cut, all arrived:",
+        "closed w0 (w0=0.020000)",
+    ]);
+    s.publish();
+    assert_eq!(s.coordinator.stop_reason(s.now), Some(StopReason::Epochs));
+    assert_eq!(s.coordinator.ledger().counts().used, 30);
+    // The other comes to an end after all: nothing of it counts.
+    s.arrive(1, 0);
+    assert_eq!(s.log[0], "late w1 v0 0.200000");
+    assert_eq!(s.coordinator.ledger().counts().used, 30);
+    assert!(s.coordinator.report().balanced);
+}
+
+#[test]
+fn a_second_holder_that_dies_leaves_the_first_in_possession() {
+    let mut s = hung_with_the_last_samples(First(1));
+    s.wait(120).leave(0).check(&["round 2: w0", "left w0"]);
+    assert!(s.coordinator.report().balanced);
+    // And a third gets them, while the first still computes.
+    s.join(2).advance().check(&["enlisted w2"]);
+    s.wait(5).arrive(2, 2);
+    assert_eq!(s.log[..2], ["superseded w1 by w2", "arrived w2"]);
+    assert_eq!(s.coordinator.ledger().counts().used, 30);
 }

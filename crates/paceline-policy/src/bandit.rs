@@ -74,7 +74,7 @@ impl Policy for Bandit {
             return Decision::WAIT;
         }
         // A count alone would wait for ever on a stall, so the wait ends when arrivals cannot pay.
-        let gained: f64 = view.arrivals.iter().map(|a| a.contribution.weight).sum();
+        let gained: f64 = view.arrivals.iter().map(|a| a.weight).sum();
         let missing: f64 = view.outstanding().map(|(_, work)| f64::from(work.samples)).sum();
         let elapsed = view.now.since(view.opened).as_secs_f64();
         let (samples, all) = (Gain::default(), gained + missing);

@@ -59,7 +59,7 @@ impl Learned {
             return self.renewal(view);
         }
         if new {
-            let arrived = view.arrivals.iter().map(|arrival| arrival.contribution.worker);
+            let arrived = view.arrivals.iter().map(|arrival| arrival.worker);
             let silent = view.outstanding().map(|(worker, _)| worker);
             let mut workers: Vec<WorkerId> = arrived.chain(silent).collect();
             workers.sort_unstable();

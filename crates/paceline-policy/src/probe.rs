@@ -59,7 +59,7 @@ impl Probe {
         if !stale && !wanted {
             return None;
         }
-        let gained: f64 = view.arrivals.iter().map(|a| a.contribution.weight).sum();
+        let gained: f64 = view.arrivals.iter().map(|a| a.weight).sum();
         let elapsed = view.now.since(view.opened).as_secs_f64();
         let wait = length.min(break_even(gain, gained + missing, rate, overhead) - elapsed);
         if wait <= 0.0 {

@@ -82,11 +82,11 @@ impl Scene {
     /// The scene of an open round now.
     pub fn from_view(view: &RoundView<'_>) -> Scene {
         let arrived = view.arrivals.iter().map(|arrival| {
-            let load = view.load(arrival.contribution.weight / arrival.share);
+            let load = view.load(arrival.weight / arrival.share);
             Arrived {
-                worker: arrival.contribution.worker,
+                worker: arrival.worker,
                 run_time: seconds(arrival.run_time.per_portion(load)),
-                weight: arrival.contribution.weight,
+                weight: arrival.weight,
             }
         });
         let silent = view.outstanding().map(|(worker, work)| {

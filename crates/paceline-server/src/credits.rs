@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use paceline_core::{Time, Version, WorkerId};
+use paceline_core::{ContributionId, Time, WorkerId};
 
 /// So many contributions are pushed side by side, whatever their size: enough to keep a link busy while
 /// one ends and the next begins, too few for their first segments to overflow its queue.
@@ -36,14 +36,14 @@ pub(crate) struct Credits {
     at_once: usize,
     holders: BTreeMap<WorkerId, Holder>,
     /// Never anybody while there is a free place and a turn.
-    waiting: VecDeque<(WorkerId, Version)>,
+    waiting: VecDeque<(WorkerId, ContributionId)>,
     /// How long a push takes, smoothed.
     usual: Duration,
 }
 
 #[derive(Debug)]
 struct Holder {
-    base: Version,
+    id: ContributionId,
     /// When it was told to push; not known of one whose place was reserved.
     since: Option<Time>,
 }
@@ -57,37 +57,37 @@ impl Credits {
     }
 
     /// Reserves a place at the start of the work, if every one of `workers` may push at once.
-    pub(crate) fn reserve(&mut self, worker: WorkerId, base: Version, workers: usize) -> bool {
+    pub(crate) fn reserve(&mut self, worker: WorkerId, id: ContributionId, workers: usize) -> bool {
         let room = self.holders.contains_key(&worker) || self.holders.len() < self.places;
         let granted = workers <= self.places.min(self.at_once) && room;
         if granted {
-            self.holders.insert(worker, Holder { base, since: None });
+            self.holders.insert(worker, Holder { id, since: None });
         }
         granted
     }
 
     /// A worker is done and wants to push. Whether to tell it that it may; it knows already if its
     /// place was reserved, and is told later if it is not its turn now.
-    pub(crate) fn request(&mut self, worker: WorkerId, base: Version, now: Time) -> bool {
+    pub(crate) fn request(&mut self, worker: WorkerId, id: ContributionId, now: Time) -> bool {
         if let Some(held) = self.holders.get_mut(&worker) {
-            let known = held.base == base;
+            let known = held.id == id;
             if !known {
-                *held = Holder { base, since: Some(now) };
+                *held = Holder { id, since: Some(now) };
             }
             return !known;
         }
         if self.has_turn(now) {
-            self.holders.insert(worker, Holder { base, since: Some(now) });
+            self.holders.insert(worker, Holder { id, since: Some(now) });
             return true;
         }
-        self.waiting.push_back((worker, base));
+        self.waiting.push_back((worker, id));
         false
     }
 
-    /// A worker's contribution from `base` was taken, dropped or given up, and so is all before.
-    pub(crate) fn release(&mut self, worker: WorkerId, base: Version, now: Time) {
-        self.waiting.retain(|&(waiting, wanted)| waiting != worker || wanted > base);
-        if self.holders.get(&worker).is_some_and(|held| held.base <= base)
+    /// A worker's contribution was taken, dropped or given up, and so were all before it.
+    pub(crate) fn release(&mut self, worker: WorkerId, id: ContributionId, now: Time) {
+        self.waiting.retain(|&(waiting, wanted)| waiting != worker || wanted > id);
+        if self.holders.get(&worker).is_some_and(|held| held.id <= id)
             && let Some(Holder { since: Some(since), .. }) = self.holders.remove(&worker)
         {
             let took = now.since(since);
@@ -96,11 +96,11 @@ impl Credits {
     }
 
     /// Who may push next, if it is somebody's turn.
-    pub(crate) fn next(&mut self, now: Time) -> Option<(WorkerId, Version)> {
-        let (worker, base) = *self.waiting.front().filter(|_| self.has_turn(now))?;
+    pub(crate) fn next(&mut self, now: Time) -> Option<(WorkerId, ContributionId)> {
+        let (worker, id) = *self.waiting.front().filter(|_| self.has_turn(now))?;
         self.waiting.pop_front();
-        self.holders.insert(worker, Holder { base, since: Some(now) });
-        Some((worker, base))
+        self.holders.insert(worker, Holder { id, since: Some(now) });
+        Some((worker, id))
     }
 
     /// When [`Self::next`] may have somebody although nothing was released.
@@ -140,37 +140,37 @@ mod tests {
     #[test]
     fn with_room_for_all_everyone_pushes_at_once() {
         let mut credits = Credits::new(2, LARGE);
-        assert!(credits.reserve(WorkerId(0), Version(0), 2));
-        assert!(credits.reserve(WorkerId(1), Version(0), 2));
-        let kept = credits.reserve(WorkerId(1), Version(1), 2);
+        assert!(credits.reserve(WorkerId(0), ContributionId(0), 2));
+        assert!(credits.reserve(WorkerId(1), ContributionId(0), 2));
+        let kept = credits.reserve(WorkerId(1), ContributionId(1), 2);
         assert!(kept, "the next round's work keeps the place");
-        assert!(!credits.request(WorkerId(1), Version(1), at(0)), "it need not be told");
-        assert!(!credits.reserve(WorkerId(2), Version(1), 3));
+        assert!(!credits.request(WorkerId(1), ContributionId(1), at(0)), "it need not be told");
+        assert!(!credits.reserve(WorkerId(2), ContributionId(1), 3));
     }
 
     #[test]
     fn with_too_little_room_those_who_are_done_push_in_turn() {
         let mut credits = Credits::new(1, LARGE);
-        let base = Version(4);
+        let id = ContributionId(4);
         for worker in 0..3 {
-            assert!(!credits.reserve(WorkerId(worker), base, 3));
+            assert!(!credits.reserve(WorkerId(worker), id, 3));
         }
-        assert!(credits.request(WorkerId(2), base, at(0)));
-        assert!(!credits.request(WorkerId(0), base, at(0)));
-        assert!(!credits.request(WorkerId(1), base, at(0)));
-        credits.release(WorkerId(0), base, at(1));
+        assert!(credits.request(WorkerId(2), id, at(0)));
+        assert!(!credits.request(WorkerId(0), id, at(0)));
+        assert!(!credits.request(WorkerId(1), id, at(0)));
+        credits.release(WorkerId(0), id, at(1));
         assert_eq!(credits.next(at(1)), None, "it gave up waiting");
-        credits.release(WorkerId(2), base, at(1));
-        assert_eq!(credits.next(at(1)), Some((WorkerId(1), base)));
-        credits.release(WorkerId(1), base, at(2));
+        credits.release(WorkerId(2), id, at(1));
+        assert_eq!(credits.next(at(1)), Some((WorkerId(1), id)));
+        credits.release(WorkerId(1), id, at(2));
         assert_eq!(credits.next(at(2)), None);
-        assert!(credits.request(WorkerId(0), base, at(2)));
+        assert!(credits.request(WorkerId(0), id, at(2)));
     }
 
     #[test]
     fn a_place_for_older_work_serves_the_newer_and_is_never_lost() {
         let mut credits = Credits::new(1, LARGE);
-        let (old, new) = (Version(4), Version(5));
+        let (old, new) = (ContributionId(4), ContributionId(5));
         // Said before its round was cut, heard after.
         assert!(credits.request(WorkerId(0), old, at(0)));
         assert!(!credits.reserve(WorkerId(0), new, 2));
@@ -185,11 +185,11 @@ mod tests {
 
     #[test]
     fn large_contributions_are_paced_and_small_ones_are_not() {
-        let base = Version(0);
+        let id = ContributionId(0);
         let granted = |bytes: u64| {
             let mut credits = Credits::new(200, bytes);
-            assert!(!credits.reserve(WorkerId(0), base, 400));
-            (0..100).filter(|&worker| credits.request(WorkerId(worker), base, at(0))).count()
+            assert!(!credits.reserve(WorkerId(0), id, 400));
+            (0..100).filter(|&worker| credits.request(WorkerId(worker), id, at(0))).count()
         };
         assert_eq!(granted(LARGE), SIDE_BY_SIDE);
         assert_eq!(granted(4_000), 100);
@@ -198,12 +198,12 @@ mod tests {
     #[test]
     fn whoever_pushes_slowly_holds_nobody_up() {
         let mut credits = Credits::new(200, LARGE);
-        let base = Version(0);
+        let id = ContributionId(0);
         for worker in 0..20 {
-            credits.request(WorkerId(worker), base, at(0));
+            credits.request(WorkerId(worker), id, at(0));
         }
-        credits.release(WorkerId(0), base, at(10));
-        assert_eq!(credits.next(at(10)), Some((WorkerId(4), base)));
+        credits.release(WorkerId(0), id, at(10));
+        assert_eq!(credits.next(at(10)), Some((WorkerId(4), id)));
         assert_eq!(credits.next(at(10)), None);
         // Three do not move any more.
         let wake = credits.next_wake(at(10)).unwrap();

@@ -16,7 +16,7 @@ mod remote;
 mod rules;
 mod run;
 mod shard;
-mod update;
+
 mod workers;
 
 pub use config::{

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, mpsc};
 
-use paceline_core::{ShardId, Version, WorkerId};
+use paceline_core::ShardId;
 use paceline_params::{Block, FlatVec, Layout};
 use paceline_wire::{
     Transport,
@@ -18,43 +18,45 @@ use crate::{
     shard::{self, ShardCommand, ShardInbox, link::BlockShape, sharing},
 };
 
-/// The shards, as the coordinator talks to them.
-pub(crate) struct Shards {
-    links: Vec<Link>,
+/// The way to every shard.
+pub(crate) struct ShardChannels {
+    channels: Vec<ShardChannel>,
     /// What happened before they were ready, to be handled then.
     pub(crate) early: Vec<Input>,
     /// Where workers reach each; empty for shards behind the coordinator's own door.
     pub(crate) addresses: Vec<String>,
 }
 
-enum Link {
+enum ShardChannel {
     Local(mpsc::Sender<ShardInbox>),
     Remote(UnboundedSender<ShardCommand>),
 }
 
-impl Link {
+impl ShardChannel {
     fn send(&self, command: ShardCommand) {
         // A shard that has failed reports it by itself.
         match self {
-            Link::Local(sender) => drop(sender.send(ShardInbox::Command(command))),
-            Link::Remote(sender) => drop(sender.send(command)),
+            ShardChannel::Local(sender) => drop(sender.send(ShardInbox::Command(command))),
+            ShardChannel::Remote(sender) => drop(sender.send(command)),
         }
     }
 }
 
-impl Shards {
+impl ShardChannels {
     pub(crate) fn len(&self) -> usize {
-        self.links.len()
+        self.channels.len()
     }
 
     /// Whether a shard in another process is still connected.
     pub(crate) fn any_connected(&self) -> bool {
-        self.links.iter().any(|link| matches!(link, Link::Remote(sender) if !sender.is_closed()))
+        self.channels
+            .iter()
+            .any(|channel| matches!(channel, ShardChannel::Remote(sender) if !sender.is_closed()))
     }
 
     pub(crate) fn send_all(&self, message: &ToShard) {
-        for link in &self.links {
-            link.send(message.clone().into());
+        for channel in &self.channels {
+            channel.send(message.clone().into());
         }
     }
 
@@ -65,12 +67,8 @@ impl Shards {
         message: &ToShard,
     ) {
         for ShardId(shard) in shards {
-            self.links[*shard as usize].send(message.clone().into());
+            self.channels[*shard as usize].send(message.clone().into());
         }
-    }
-
-    pub(crate) fn discard(&self, worker: WorkerId, base: Version) {
-        self.send_all(&ToShard::Discard { worker, base });
     }
 
     /// Puts the parameters on the shards and waits until all hold them.
@@ -81,7 +79,7 @@ impl Shards {
         start: &Start,
         door: &Door,
         inbox: (&UnboundedSender<Input>, &mut UnboundedReceiver<Input>),
-    ) -> Result<Shards, ServerError> {
+    ) -> Result<ShardChannels, ServerError> {
         let slowed = config.shard_faults.values().any(|faults| faults.slows_link());
         let spec = |index| ShardSpec {
             index,
@@ -130,7 +128,7 @@ fn spawn_local(
     start: &Start,
     door: &Door,
     inputs: &UnboundedSender<Input>,
-) -> Result<Shards, ServerError> {
+) -> Result<ShardChannels, ServerError> {
     sharing::settle(&mut specs);
     let mut local = Vec::new();
     for spec in specs {
@@ -140,15 +138,15 @@ fn spawn_local(
         let faults = config.shard_faults.get(&index).cloned();
         local.push(shard::spawn(spec, blocks, faults, report).map_err(ServerError::Shard)?);
     }
-    let links = local.iter().map(|(_, sender)| Link::Local(sender.clone())).collect();
+    let channels = local.iter().map(|(_, sender)| ShardChannel::Local(sender.clone())).collect();
     let addresses = vec![String::new(); local.len()];
     assert!(door.shards.set(local).is_ok(), "parameters are placed once");
-    Ok(Shards { links, addresses, early: Vec::new() })
+    Ok(ShardChannels { channels, addresses, early: Vec::new() })
 }
 
 /// A shard of another process that has called.
 struct Caller {
-    link: Link,
+    channel: ShardChannel,
     address: String,
     /// It holds its part.
     ready: bool,
@@ -160,7 +158,7 @@ async fn call_remote(
     specs: Vec<ShardSpec>,
     start: &Start,
     queue: &mut UnboundedReceiver<Input>,
-) -> Result<Shards, ServerError> {
+) -> Result<ShardChannels, ServerError> {
     let mut callers: Vec<Option<Caller>> = specs.iter().map(|_| None).collect();
     let mut early = Vec::new();
     while !callers.iter().all(|caller| caller.as_ref().is_some_and(|caller| caller.ready)) {
@@ -176,9 +174,9 @@ async fn call_remote(
             other => early.push(other),
         }
     }
-    let callers = callers.into_iter().flatten().map(|caller| (caller.link, caller.address));
-    let (links, addresses) = callers.unzip();
-    Ok(Shards { links, addresses, early })
+    let callers = callers.into_iter().flatten().map(|caller| (caller.channel, caller.address));
+    let (channels, addresses) = callers.unzip();
+    Ok(ShardChannels { channels, addresses, early })
 }
 
 fn take_call(call: ShardCall, specs: &[ShardSpec], start: &Start, callers: &mut [Option<Caller>]) {
@@ -191,10 +189,10 @@ fn take_call(call: ShardCall, specs: &[ShardSpec], start: &Start, callers: &mut 
     let spec = specs[index].clone();
     let shape = BlockShape::new(&spec.layout, spec.index, &spec.optimizer);
     let _ = call.reply.send(Ok(shape));
-    let link = Link::Remote(call.commands);
+    let channel = ShardChannel::Remote(call.commands);
     let blocks = blocks_of(&spec, start);
-    link.send(ShardCommand { message: ToShard::Init(spec), blocks });
-    callers[index] = Some(Caller { link, address: call.address, ready: false });
+    channel.send(ShardCommand { message: ToShard::Init(spec), blocks });
+    callers[index] = Some(Caller { channel, address: call.address, ready: false });
     let here = callers.iter().flatten().count();
     tracing::info!("{here} of {} shards have called", specs.len());
 }

@@ -18,7 +18,7 @@ use common::{
     rogue::{Line, ROGUE, Rogue},
     start, wait_for_rounds,
 };
-use paceline_core::{EventKind, LeaveReason, StopReason, Version, WorkerId};
+use paceline_core::{ContributionId, EventKind, LeaveReason, StopReason, Version, WorkerId};
 use paceline_params::WireType;
 use paceline_server::{Outcome, ServerConfig};
 use paceline_wire::frame::{
@@ -122,8 +122,8 @@ fn whoever_is_refused_is_told_why() {
     });
 }
 
-/// What a rogue does once it is let in, and what is said of it. `{base}` stands for the version
-/// it was given to work on.
+/// What a rogue does once it is let in, and what is said of it. `{id}` stands for the
+/// contribution that it was given on the version it returns.
 type Misdeed = (&'static str, fn(&mut Rogue) -> Version);
 
 /// A gradient that would be seen in the parameters if a single value of it got there.
@@ -172,7 +172,7 @@ const MISDEEDS: &[Misdeed] = &[
         Version(0)
     }),
     ("w9 is not a live worker", |rogue| {
-        rogue.control.say(&FromWorker::Aborted { base: Version(0), done: 0 });
+        rogue.control.say(&FromWorker::Aborted { id: ContributionId(0), done: 0 });
         Version(0)
     }),
     ("its training set has 999 samples, this run's has 1000", |rogue| {
@@ -190,7 +190,8 @@ const MISDEEDS: &[Misdeed] = &[
     }),
     ("expected a control frame", |rogue| {
         let (base, _) = rogue.ready();
-        rogue.control.block(base, 0, &POISON[..128]);
+        let id = rogue.id(base);
+        rogue.control.block(id, 0, &POISON[..128]);
         base
     }),
     ("bytes after the end of a message", |rogue| {
@@ -212,12 +213,14 @@ const MISDEEDS: &[Misdeed] = &[
     }),
     ("block 4 came where block 0 of shard 0 was due", |rogue| {
         let (base, _) = rogue.ready();
-        rogue.data[0].block(base, 4, &POISON[..128]);
+        let id = rogue.id(base);
+        rogue.data[0].block(id, 4, &POISON[..128]);
         base
     }),
     ("block 4294967295 came where block 4 of shard 1 was due", |rogue| {
         let (base, _) = rogue.ready();
-        rogue.data[1].block(base, u32::MAX, &POISON[..128]);
+        let id = rogue.id(base);
+        rogue.data[1].block(id, u32::MAX, &POISON[..128]);
         base
     }),
     ("block 0 came where block 1 of shard 0 was due", |rogue| {
@@ -228,7 +231,8 @@ const MISDEEDS: &[Misdeed] = &[
     }),
     ("block 0 has 127 values, expected 125", |rogue| {
         let (base, _) = rogue.ready();
-        rogue.data[0].block(base, 0, &POISON[..127]);
+        let id = rogue.id(base);
+        rogue.data[0].block(id, 0, &POISON[..127]);
         base
     }),
     ("block 7 has 128 values, expected 125", |rogue| {
@@ -236,19 +240,21 @@ const MISDEEDS: &[Misdeed] = &[
         for block in 4..7 {
             rogue.push_block(base, &POISON, block);
         }
-        rogue.data[1].block(base, 7, &POISON[..128]);
+        let id = rogue.id(base);
+        rogue.data[1].block(id, 7, &POISON[..128]);
         base
     }),
     ("block 0 has 0 values, expected 125", |rogue| {
         let (base, _) = rogue.ready();
-        rogue.data[0].block(base, 0, &[]);
+        let id = rogue.id(base);
+        rogue.data[0].block(id, 0, &[]);
         base
     }),
     ("passes the bound of 67108880", |rogue| {
         sends(rogue, 0, &Header::Block(WireType::F32, MAX_BLOCK / 4 + 1).encode())
     }),
     ("block 0 has 16777216 values, expected 125", |rogue| {
-        let head = paceline_wire::frame::BlockHead { version: 0, block: 0 };
+        let head = paceline_wire::frame::BlockHead { key: 0, block: 0 };
         sends(rogue, 0, &head.encode(WireType::F32, MAX_BLOCK / 4))
     }),
     ("not a head and whole f32 values", |rogue| sends(rogue, 1, &[2, 0, 0, 0, 19, 0, 0, 0])),
@@ -261,19 +267,19 @@ const MISDEEDS: &[Misdeed] = &[
             &encode_control(&(ToData::Pull { version: Version(0), shared: false }, 1u8)).unwrap(),
         )
     }),
-    ("the contribution began with {base}", |rogue| {
+    ("the contribution began as {id}", |rogue| {
         let (base, _) = rogue.ready();
         rogue.push_block(base, &POISON, 0);
         rogue.push_block(base.next(), &POISON, 1);
         base
     }),
-    ("gradient of b from {base} is not finite at element 7", |rogue| {
+    ("gradient of b in {id} is not finite at element 7", |rogue| {
         pushes(rogue, &spoilt(507, f32::NAN))
     }),
-    ("gradient of a from {base} is not finite at element 0", |rogue| {
+    ("gradient of a in {id} is not finite at element 0", |rogue| {
         pushes(rogue, &spoilt(0, f32::INFINITY))
     }),
-    ("gradient of b from {base} is not finite at element 499", |rogue| {
+    ("gradient of b in {id} is not finite at element 499", |rogue| {
         pushes(rogue, &spoilt(999, f32::NEG_INFINITY))
     }),
     ("w9 claims weight NaN for 8 samples", |rogue| claims(rogue, f64::NAN, 1.0)),
@@ -283,46 +289,47 @@ const MISDEEDS: &[Misdeed] = &[
     ("w9 claims weight inf for 8 samples", |rogue| claims(rogue, f64::INFINITY, 1.0)),
     ("w9 reports a loss of NaN", |rogue| claims(rogue, 8.0, f64::NAN)),
     ("w9 reports a loss of inf", |rogue| claims(rogue, 8.0, f64::INFINITY)),
-    ("w9 was not given work on v1000000", |rogue| {
+    ("w9 has no contribution c18446744073709551615", |rogue| {
         rogue.ready();
         rogue.done(Version(1_000_000), 8.0, 1.0);
         Version(0)
     }),
-    ("w9 was not given work on v18446744073709551615", |rogue| {
+    ("w9 has no contribution c18446744073709551615", |rogue| {
         rogue.ready();
         rogue.done(Version(u64::MAX), 8.0, 1.0);
         Version(0)
     }),
-    ("w9 said twice that its work on {base} is done", |rogue| {
+    ("w9 announced {id} twice", |rogue| {
         let (base, samples) = rogue.ready();
         rogue.done(base, f64::from(samples), 1.0);
         rogue.done(base, f64::from(samples), 1.0);
         base
     }),
-    ("w9 was not given work on {base}", |rogue| {
+    ("w9 has no contribution {id}", |rogue| {
         let (base, _) = contributes(rogue);
         rogue.done(base, 8.0, 1.0);
         base
     }),
-    ("a contribution from {base} came after one from {base}", |rogue| {
+    ("contribution {id} came after {id}", |rogue| {
         let (base, gradient) = contributes(rogue);
         rogue.push(base, &gradient);
         base
     }),
-    ("a contribution from {base} came after one from {base}", |rogue| {
+    ("contribution {id} came after {id}", |rogue| {
         let (base, _) = rogue.ready();
         rogue.push(base, &POISON);
         rogue.push(base, &POISON);
         base
     }),
-    ("w9 was not given work on v1000000", |rogue| {
+    ("w9 has no contribution c1000000", |rogue| {
         rogue.ready();
-        rogue.control.say(&FromWorker::Aborted { base: Version(1_000_000), done: 1 });
+        rogue.control.say(&FromWorker::Aborted { id: ContributionId(1_000_000), done: 1 });
         Version(0)
     }),
-    ("w9 gave up work on {base} that its round waits for", |rogue| {
+    ("w9 gave up {id}, which its round waits for", |rogue| {
         let (base, _) = rogue.ready();
-        rogue.control.say(&FromWorker::Aborted { base, done: 1 });
+        let id = rogue.id(base);
+        rogue.control.say(&FromWorker::Aborted { id, done: 1 });
         base
     }),
 ];
@@ -334,7 +341,7 @@ fn a_worker_that_breaks_the_rules_is_named_and_shown_out_of_every_shard() {
             let mut rogue = Rogue::join(server.address);
             assert_eq!(rogue.job.worker, WorkerId(ROGUE), "the one before is gone: {said}");
             let base = misdeed(&mut rogue);
-            let error = said.replace("{base}", &base.to_string());
+            let error = said.replace("{id}", &rogue.id(base).to_string());
             server.wait_for(|event| names(event, &error));
             rogue.ends();
         }
@@ -475,7 +482,7 @@ fn noise() -> impl Strategy<Value = Vec<u8>> {
     let payload = || prop::collection::vec(any::<u8>(), 0..80);
     let control = payload().prop_map(|payload| frame(Header::Control(payload.len()), &payload));
     let block = (any::<u64>(), 0..9u32, 0..130usize).prop_map(|(version, block, values)| {
-        let head = paceline_wire::frame::BlockHead { version: version % 4, block };
+        let head = paceline_wire::frame::BlockHead { key: version % 4, block };
         [head.encode(WireType::F32, values).to_vec(), vec![0; values * 4]].concat()
     });
     let frames = prop::collection::vec(prop_oneof![payload(), control, block], 0..6);

@@ -235,8 +235,9 @@ fn bring(rogue: &mut Rogue, files: &[BorrowedFd<'_>]) {
 }
 
 fn push(rogue: &mut Rogue, base: Version, segment: u32) {
+    let id = rogue.id(base);
     for line in &mut rogue.data {
-        line.say(&ToData::Push { base, segment });
+        line.say(&ToData::Push { id, segment });
     }
 }
 
@@ -315,7 +316,8 @@ const MISDEEDS: &[Misdeed] = &[
         share(rogue, &files);
         let (base, _) = rogue.ready();
         rogue.push_block(base, &[0.0; PARAMS], 0);
-        rogue.data[0].say(&ToData::Push { base, segment: 0 });
+        let id = rogue.id(base);
+        rogue.data[0].say(&ToData::Push { id, segment: 0 });
     }),
     ("came after one from", |rogue| {
         let segments = segments();

@@ -114,8 +114,9 @@ fn a_round_that_waits_long_names_the_worker_that_it_waits_for() {
 fn granted(rogue: &mut Rogue) -> Version {
     let (base, samples) = rogue.ready();
     rogue.done(base, f64::from(samples), 1.0);
+    let id = rogue.id(base);
     loop {
-        if rogue.control.hear::<ToWorker>() == (ToWorker::Push { base }) {
+        if rogue.control.hear::<ToWorker>() == (ToWorker::Push { id }) {
             return base;
         }
     }

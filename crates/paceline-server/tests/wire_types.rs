@@ -131,7 +131,8 @@ fn training_goes_on_in_f32_below_the_precision_of_halves() {
 fn sends(server: &Server, wire: WireType, values: usize, error: &str) {
     let mut rogue = Rogue::join(server.address);
     let (base, _) = rogue.ready();
-    rogue.data[0].send(&BlockHead { version: base.0, block: 0 }.encode(wire, values));
+    let head = BlockHead { key: rogue.id(base).0, block: 0 };
+    rogue.data[0].send(&head.encode(wire, values));
     rogue.data[0].send(&vec![0; values * wire.size()]);
     server.wait_for(|event| names(event, error));
     rogue.ends();
@@ -208,7 +209,7 @@ fn a_gradient_beyond_f16_is_refused_by_name_and_never_added() {
     };
     let (worker, version, events) =
         steep(F16, |reason| matches!(reason, StopReason::Diverged(Version(3))));
-    let error = "gradient of b from v3 is not finite at element 7 as f16, which ends at 65504; use \
+    let error = "gradient of b in c3 is not finite at element 7 as f16, which ends at 65504; use \
                  --wire bf16";
     assert_eq!(version, Version(3), "nothing of it is in the parameters");
     assert!(events.iter().any(|event| names(&event.kind, error)));

@@ -3,8 +3,8 @@
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use paceline_core::{
-    Blocks, Contribution, CutReason, EventKind, LeaveReason, Phase, Policy, Portion, Round,
-    RoundConfig, RoundMachine, SampleRange, Straggler, Time, Version, Work, WorkerId,
+    Announcement, ContributionId, CutReason, EventKind, Handout, LeaveReason, Phase, Policy, Round,
+    RoundConfig, RoundMachine, SampleRange, Straggler, Time, WorkerId,
 };
 
 use crate::{
@@ -76,6 +76,7 @@ impl Replay {
         policy: Box<dyn Policy>,
     ) -> ReplayOutcome {
         let world = Turns::new(world, policy.as_ref());
+        let workers = world.workers();
         let (policy, cost) = Timed::new(policy);
         let config = RoundConfig {
             quorum: self.quorum,
@@ -88,6 +89,7 @@ impl Replay {
             straggler: self.straggler,
             machine: RoundMachine::new(config, Box::new(policy), Round(0)),
             busy: BinaryHeap::new(),
+            given: vec![ContributionId::default(); workers],
             now: Time::ZERO,
             closed: None,
         };
@@ -110,8 +112,10 @@ struct ReplayDriver<'a> {
     world: Turns<'a>,
     straggler: Straggler,
     machine: RoundMachine,
-    /// When each worker will finish, with the version that it computes from.
-    busy: BinaryHeap<Reverse<(Time, WorkerId, Version)>>,
+    /// When each contribution in the making will be done.
+    busy: BinaryHeap<Reverse<(Time, WorkerId, ContributionId)>>,
+    /// What each worker was given last.
+    given: Vec<ContributionId>,
     now: Time,
     closed: Option<RoundOutcome>,
 }
@@ -126,17 +130,15 @@ impl ReplayDriver<'_> {
             self.now = *at;
             self.deliver();
         }
-        let base = self.machine.round().base();
-        let samples = self.world.micro_batches() as u32;
-        let work: Vec<Work> =
-            self.machine.idle().into_iter().map(|worker| whole_work(worker, samples)).collect();
-        for given in &work {
-            let seconds =
-                self.world.take(given.worker.0 as usize).expect("an absent worker is not live");
-            let done = self.now + Time::span(seconds);
-            self.busy.push(Reverse((done, given.worker, base)));
+        let range = SampleRange { epoch: 0, start: 0, end: self.world.micro_batches() as u32 };
+        let idle = self.machine.idle();
+        let handouts = idle.iter().map(|&worker| Handout::new(worker, range)).collect();
+        let ids = self.machine.open(handouts, self.now);
+        for (worker, id) in idle.into_iter().zip(ids) {
+            let seconds = self.world.take(worker.0 as usize).expect("a live worker has run-times");
+            self.busy.push(Reverse((self.now + Time::span(seconds), worker, id)));
+            self.given[worker.0 as usize] = id;
         }
-        self.machine.open(work, self.now);
         let opened = self.now;
         self.decide(opened);
         self.machine.study();
@@ -165,21 +167,20 @@ impl ReplayDriver<'_> {
 
     /// Hands finished contributions to the machine.
     fn deliver(&mut self) {
-        while let Some(&Reverse((at, worker, base))) = self.busy.peek()
+        while let Some(&Reverse((at, worker, id))) = self.busy.peek()
             && at <= self.now
         {
             self.busy.pop();
             // A worker that left meanwhile delivers nothing.
-            if let Ok(given) = self.machine.work_of(worker, base) {
-                self.contribute(worker, base, f64::from(given.samples), at);
+            if let Ok(given) = self.machine.work_of(worker, id) {
+                self.contribute(worker, id, f64::from(given.samples), at);
             }
         }
     }
 
-    fn contribute(&mut self, worker: WorkerId, base: Version, weight: f64, at: Time) {
-        let (loss, square, blocks) = (0.0, None, Blocks::All);
-        let contribution = Contribution { worker, base, weight, loss, square, blocks };
-        self.machine.handle_arrival(contribution, at).expect("it was given that work");
+    fn contribute(&mut self, worker: WorkerId, id: ContributionId, weight: f64, at: Time) {
+        let announcement = Announcement { id, weight, loss: 0.0, square: None };
+        self.machine.handle_arrival(worker, announcement, at).expect("it was given that work");
     }
 
     fn decide(&mut self, opened: Time) {
@@ -188,10 +189,10 @@ impl ReplayDriver<'_> {
         let (mut cut, mut trusted) = (CutReason::AllArrived, None);
         while let Some(event) = self.machine.poll_event() {
             match event.kind {
-                EventKind::Cut { round, reason, trusts, stragglers, .. } => {
+                EventKind::Cut { reason, trusts, stragglers, .. } => {
                     (cut, trusted) = (reason, trusts);
                     if self.straggler == Straggler::Salvage {
-                        self.salvage(&stragglers, round.base(), opened);
+                        self.salvage(&stragglers, opened);
                     }
                 }
                 EventKind::Closed { closes, .. } => {
@@ -217,36 +218,32 @@ impl ReplayDriver<'_> {
             return;
         }
         let elapsed = self.now.since(opened).as_secs_f64();
-        let base = self.machine.round().base();
         for worker in 0..self.world.workers() {
             if let Some(ends) = self.world.micro_ends(worker) {
                 let done = ends.partition_point(|&end| end <= elapsed) as u32;
                 if let Some(last) = (done as usize).checked_sub(1) {
                     let at = opened + Time::span(ends[last]);
-                    self.machine.handle_progress(WorkerId(worker as u32), base, done, at);
+                    let id = self.given[worker];
+                    self.machine.handle_progress(WorkerId(worker as u32), id, done, at);
                 }
             }
         }
     }
 
     /// Stragglers contribute the micro-batches that they have finished.
-    fn salvage(&mut self, stragglers: &[WorkerId], base: Version, opened: Time) {
+    fn salvage(&mut self, stragglers: &[WorkerId], opened: Time) {
         if self.machine.phase() == Phase::Closed {
             return;
         }
         let elapsed = self.now.since(opened).as_secs_f64();
         for &worker in stragglers {
+            let id = self.given[worker.0 as usize];
             let ends = self.world.micro_ends(worker.0 as usize);
             match ends.unwrap_or(&[]).partition_point(|&end| end <= elapsed) {
-                0 => self.machine.handle_aborted(worker, base, 0, self.now).expect("it was cut"),
-                done => self.contribute(worker, base, done as f64, self.now),
+                0 => self.machine.handle_aborted(worker, id, 0, self.now).expect("it was cut"),
+                done => self.contribute(worker, id, done as f64, self.now),
             }
         }
         self.machine.decide(self.now);
     }
-}
-
-fn whole_work(worker: WorkerId, samples: u32) -> Work {
-    let range = SampleRange { epoch: 0, start: 0, end: samples };
-    Work { worker, portion: Portion::new(range), waited_for: false, worth: 1.0 }
 }

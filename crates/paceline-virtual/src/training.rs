@@ -7,11 +7,14 @@ use std::{
 };
 
 use paceline_core::{
-    BlockClose, Blocks, Contribution, Coordinator, CostBias, Costs, EpochOrder, EventKind, Late,
-    LeaveReason, Ledger, LedgerReport, OrderSpec, Phase, Policy, Portion, Round, RoundConfig,
-    SampleCounts, ShardId, Shards, Straggler, Time, Version, Work, WorkerId,
+    Accepted, Announcement, BlockClose, ContributionId, Coordinator, CostBias, Costs, Driver,
+    EpochOrder, Event, Late, LeaveReason, Ledger, LedgerReport, OrderSpec, Phase, Policy, Portion,
+    Round, RoundConfig, RunTime, SampleCounts, ShardId, Shards, State, Straggler, Time, Version,
+    Work, WorkerId, act,
 };
-use paceline_params::{Block, Spares, Update, UpdateConfig, add_scaled, norm_squared};
+use paceline_params::{
+    Block, Spares, SumOfBlocks, Update, UpdateConfig, UpdatePlan, add_scaled, norm_squared,
+};
 use paceline_sim::{Turns, World, comings_and_goings};
 use paceline_worker::{Compute, micro_batch, part_of};
 use serde::{Deserialize, Serialize};
@@ -115,8 +118,8 @@ pub struct TrainingRecord {
     pub cost_bias: Option<f64>,
 }
 
-/// A moment at which a worker has finished so many micro-batches of its work on a version.
-type Due = Reverse<(Time, WorkerId, Version, u32)>;
+/// A moment at which a worker has finished so many micro-batches of a contribution.
+type Due = Reverse<(Time, WorkerId, ContributionId, u32)>;
 
 /// A run in the making.
 pub struct Training<'a> {
@@ -128,7 +131,7 @@ pub struct Training<'a> {
     block: Block,
     spares: Spares,
     sum: Vec<f32>,
-    staged: BTreeMap<(WorkerId, Version), Vec<f32>>,
+    staged: BTreeMap<ContributionId, Vec<f32>>,
     workers: Vec<Worker>,
     due: BinaryHeap<Due>,
     now: Time,
@@ -162,7 +165,7 @@ impl<'a> Training<'a> {
             micro_batches: config.micro_batches,
             batch: config.batch,
             rebalance: config.rebalance,
-            blocks: 1,
+            ..RoundConfig::default()
         };
         let ledger = Ledger::new(config.orders.samples, Some(config.epochs))
             .with_patience(config.patience)
@@ -212,7 +215,7 @@ impl<'a> Training<'a> {
         self.attend();
         while !self.is_over() && !stop() {
             self.coordinator.advance(self.now);
-            while self.act() {
+            while act(&mut self) {
                 // What stragglers had finished came at once.
                 self.coordinator.advance(self.now);
             }
@@ -243,7 +246,7 @@ impl<'a> Training<'a> {
         }
         let seconds = self.now.as_secs_f64();
         let busy: f64 = self.workers.iter().map(|worker| worker.busy).sum();
-        let LedgerReport { balanced, .. } = self.coordinator.ledger().report();
+        let LedgerReport { balanced, .. } = self.coordinator.report();
         let there = seconds * self.workers.len() as f64;
         TrainingRecord {
             seconds,
@@ -257,8 +260,8 @@ impl<'a> Training<'a> {
 
     /// The next moment at which something happens.
     fn next(&mut self) -> Option<Time> {
-        while let Some(&Reverse((_, worker, base, part))) = self.due.peek()
-            && !self.is_due(worker, base, part)
+        while let Some(&Reverse((_, worker, id, part))) = self.due.peek()
+            && !self.is_due(worker, id, part)
         {
             self.due.pop();
         }
@@ -268,24 +271,24 @@ impl<'a> Training<'a> {
         [due, self.publishing.map(|(at, _)| at), wake].into_iter().flatten().min()
     }
 
-    fn is_due(&self, worker: WorkerId, base: Version, part: u32) -> bool {
+    fn is_due(&self, worker: WorkerId, id: ContributionId, part: u32) -> bool {
         let task = self.workers[worker.0 as usize].task.as_ref();
-        task.is_some_and(|task| task.base == base && task.done + 1 == part)
+        task.is_some_and(|task| task.id == id && task.done + 1 == part)
     }
 
     /// All micro-batches that end by now.
     fn settle(&mut self) {
-        while let Some(&Reverse((at, worker, base, part))) = self.due.peek()
+        while let Some(&Reverse((at, worker, id, part))) = self.due.peek()
             && at <= self.now
         {
             self.due.pop();
-            if self.is_due(worker, base, part) {
+            if self.is_due(worker, id, part) {
                 self.finished(worker, part);
                 // Where every arrival makes a round, the first of a moment does not wait for the others,
                 // who are in the next, with all that come while the update is made.
                 if self.coordinator.machine().policy().admissible_lag() > 0 {
                     self.coordinator.advance(self.now);
-                    self.act();
+                    act(self);
                 }
             }
         }
@@ -298,9 +301,9 @@ impl<'a> Training<'a> {
         let task = slot.task.as_mut().expect("what is due has a task");
         task.done = part;
         if part < parts {
-            let (base, next) = (task.base, task.end(part + 1));
-            self.due.push(Reverse((next, worker, base, part + 1)));
-            self.coordinator.handle_progress(worker, base, part, self.now);
+            let (id, next) = (task.id, task.end(part + 1));
+            self.due.push(Reverse((next, worker, id, part + 1)));
+            self.coordinator.handle_progress(worker, id, part, self.now);
             return;
         }
         let task = slot.task.take().expect("it was just there");
@@ -311,13 +314,14 @@ impl<'a> Training<'a> {
 
     /// What a worker has done arrives, if it may still count.
     fn contribute(&mut self, worker: WorkerId, task: &Task) {
-        let base = task.base;
+        let &Task { id, base, .. } = task;
         let weight = part_of(task.portion.len(), task.done, self.config.micro_batches);
-        if self.coordinator.machine().work_of(worker, base).is_err() || weight == 0 {
+        let machine = self.coordinator.machine();
+        let Ok(contribution) = machine.work_of(worker, id) else { return };
+        if weight == 0 {
             return;
         }
-        let machine = self.coordinator.machine();
-        let late = !machine.is_working(worker)
+        let late = contribution.state() == State::Late
             || base < machine.round().base()
                 && self.config.late == Late::Drop
                 && machine.policy().admissible_lag() == 0;
@@ -328,19 +332,18 @@ impl<'a> Training<'a> {
             self.compute.clear(&mut gradient);
             loss = self.gradient(task, weight, &mut gradient);
             square = Some(norm_squared(&gradient));
-            self.staged.insert((worker, base), gradient);
+            self.staged.insert(id, gradient);
         }
         self.record.finite &= loss.is_finite() && square.is_none_or(f64::is_finite);
         if !self.record.finite {
             return;
         }
         let weight = f64::from(weight);
-        let blocks = Blocks::All;
-        let contribution = Contribution { worker, base, weight, loss, square, blocks };
-        let done = self.coordinator.handle_done(contribution, self.now);
-        let staged = self.coordinator.handle_staged(worker, base, ShardId(0), self.now);
-        done.and(staged.map(drop)).expect("it was given that work");
-        self.act();
+        let announcement = Announcement { id, weight, loss, square };
+        let done = self.coordinator.handle_done(worker, announcement, self.now);
+        done.expect("it was given that work");
+        self.coordinator.handle_staged(worker, id, ShardId(0), self.now);
+        act(self);
     }
 
     fn gradient(&mut self, task: &Task, weight: u32, gradient: &mut [f32]) -> f64 {
@@ -371,49 +374,13 @@ impl<'a> Training<'a> {
         (0..parts).map(end).collect()
     }
 
-    /// Does what the coordinator decided; says whether there was anything.
-    fn act(&mut self) -> bool {
-        let mut acted = false;
-        while let Some(event) = self.coordinator.poll_event() {
-            acted = true;
-            if let Some(bias) = &mut self.bias {
-                bias.see(&event.kind);
-            }
-            match event.kind {
-                EventKind::RoundStarted { round, work } => {
-                    self.opened = event.at;
-                    work.iter().for_each(|work| self.give(work, round.base()));
-                }
-                EventKind::Enlisted { round, work } => self.give(&work, round.base()),
-                EventKind::Arrived { worker, base, share, .. } => {
-                    let gradient = self.staged.remove(&(worker, base));
-                    let gradient = gradient.expect("what arrives was computed");
-                    add_scaled(&mut self.sum, share as f32, &gradient);
-                    self.spares.retire(gradient.into());
-                }
-                EventKind::Late { worker, base, .. } => {
-                    self.staged.remove(&(worker, base));
-                }
-                EventKind::Cut { stragglers, .. }
-                    if self.coordinator.machine().stops_stragglers() =>
-                {
-                    stragglers.into_iter().for_each(|worker| self.stop(worker));
-                }
-                EventKind::Closed { round, closes, run_times } => {
-                    self.update(round, &closes, run_times.len(), event.at);
-                }
-                _ => {}
-            }
-        }
-        acted
-    }
-
-    fn give(&mut self, work: &Work, base: Version) {
-        let Work { worker, portion, .. } = work.clone();
-        let whole = self.world.take(worker.0 as usize).expect("who is absent is not live");
+    fn give_one(&mut self, work: &Work, base: Version) {
+        let Work { id, worker, portion, .. } = work.clone();
+        let whole = self.world.take(worker.0 as usize).expect("a live worker has run-times");
         let ends = self.ends(&portion, whole);
         let slot = &mut self.workers[worker.0 as usize];
         let task = Task {
+            id,
             base,
             ends,
             portion,
@@ -422,13 +389,13 @@ impl<'a> Training<'a> {
             done: 0,
         };
         let first = task.end(1);
-        self.due.push(Reverse((first, worker, base, 1)));
+        self.due.push(Reverse((first, worker, id, 1)));
         slot.task = Some(task);
     }
 
     /// A straggler hears of the cut: it pushes what it has finished, or gives up. It is free when the
     /// step it is at is done.
-    fn stop(&mut self, worker: WorkerId) {
+    fn stop_one(&mut self, worker: WorkerId) {
         let slot = &mut self.workers[worker.0 as usize];
         let Some(task) = slot.task.take() else { return };
         // It may still be at what it was cut in before.
@@ -440,8 +407,7 @@ impl<'a> Training<'a> {
         if salvages && task.done > 0 && self.coordinator.machine().phase() != Phase::Closed {
             self.contribute(worker, &task);
         } else {
-            let (base, done) = (task.base, task.done);
-            let gave_up = self.coordinator.handle_aborted(worker, base, done, self.now);
+            let gave_up = self.coordinator.handle_aborted(worker, task.id, task.done, self.now);
             gave_up.expect("it was cut");
         }
     }
@@ -451,9 +417,9 @@ impl<'a> Training<'a> {
         let weight: f64 = closes.iter().map(BlockClose::weight).sum();
         let square = norm_squared(&self.sum);
         let (rule, noise) = (&self.config.update, self.coordinator.noise_scale());
-        let lr = rule.learning_rate(round.0, weight, noise);
-        let scale = rule.clip.factor(square.sqrt() / weight) * (1.0 / weight) as f32;
-        let update = Update { step: round.0 + 1, lr, scale };
+        let sums = [SumOfBlocks { weight, square }];
+        let UpdatePlan { learning_rate: lr, scales } = UpdatePlan::new(rule, round.0, &sums, noise);
+        let update = Update { step: round.0 + 1, lr, scale: scales[0] };
         self.block.apply(&rule.optimizer, update, &self.sum, &self.spares);
         self.sum.fill(0.0);
         self.record.finite &= square.is_finite();
@@ -508,6 +474,50 @@ impl<'a> Training<'a> {
             let why = LeaveReason::Disconnected;
             self.coordinator.handle_leave(worker, why, self.now).expect("it was live");
         }
-        self.act();
+        act(self);
+    }
+}
+
+impl Driver for Training<'_> {
+    fn coordinator(&mut self) -> &mut Coordinator {
+        &mut self.coordinator
+    }
+
+    fn opened(&mut self, _round: Round, at: Time) {
+        self.opened = at;
+    }
+
+    fn give(&mut self, base: Version, work: &[Work]) {
+        work.iter().for_each(|work| self.give_one(work, base));
+    }
+
+    fn accept(&mut self, accepted: &Accepted<'_>) {
+        let gradient = self.staged.remove(&accepted.id).expect("it was computed");
+        add_scaled(&mut self.sum, accepted.share as f32, &gradient);
+        self.spares.retire(gradient.into());
+    }
+
+    fn discard(&mut self, _worker: WorkerId, id: ContributionId) {
+        self.staged.remove(&id);
+    }
+
+    fn stop(&mut self, _base: Version, stragglers: &[WorkerId]) {
+        stragglers.iter().for_each(|&worker| self.stop_one(worker));
+    }
+
+    fn close(
+        &mut self,
+        round: Round,
+        closes: &[BlockClose],
+        run_times: &[(WorkerId, RunTime)],
+        at: Time,
+    ) {
+        self.update(round, closes, run_times.len(), at);
+    }
+
+    fn see(&mut self, event: &Event) {
+        if let Some(bias) = &mut self.bias {
+            bias.see(&event.kind);
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use paceline_core::{Portion, Time, Version};
+use paceline_core::{ContributionId, Portion, Time, Version};
 
 /// One worker's present work, and when it is free for the next.
 #[derive(Debug, Clone, Default)]
@@ -17,6 +17,7 @@ pub(crate) struct Worker {
 /// Work on a version.
 #[derive(Debug, Clone)]
 pub(crate) struct Task {
+    pub(crate) id: ContributionId,
     pub(crate) base: Version,
     pub(crate) portion: Portion,
     /// The parameters it computes from.
@@ -59,6 +60,7 @@ mod tests {
     fn who_is_cut_completes_its_step() {
         let at = |seconds: f64| Time::ZERO + Time::span(seconds);
         let task = Task {
+            id: ContributionId(0),
             base: Version(0),
             portion: Portion::new(SampleRange { epoch: 0, start: 0, end: 4 }),
             params: Arc::default(),

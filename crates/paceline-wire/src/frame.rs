@@ -7,7 +7,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use thiserror::Error;
 
 /// The version of the protocol. Both ends send it first; they must agree.
-pub const PROTOCOL: u16 = 2;
+pub const PROTOCOL: u16 = 3;
 
 /// What either end sends before any frame: `PCLN`, the protocol's version, two zero bytes.
 pub const PREAMBLE_LEN: usize = 8;
@@ -15,7 +15,7 @@ pub const PREAMBLE_LEN: usize = 8;
 /// Bytes of a frame's header: kind, three zero bytes, payload length (little-endian).
 pub const HEADER_LEN: usize = 8;
 
-/// Bytes at the start of a block frame's payload: version, block, four zero bytes.
+/// Bytes at the start of a block frame's payload: version or contribution, block, four zero bytes.
 pub const BLOCK_HEAD_LEN: usize = 16;
 
 /// The longest control message from a peer that has not been let in yet.
@@ -165,11 +165,11 @@ fn bounded(len: usize, limit: usize) -> Result<usize, FrameError> {
     Ok(len)
 }
 
-/// Which block, of which version, the values of a block frame are.
+/// The block that the values of a block frame belong to, and its version or contribution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockHead {
-    /// For parameters, their version; for a gradient, the version it was computed from.
-    pub version: u64,
+    /// For parameters, their version; for a gradient, the id of its contribution.
+    pub key: u64,
     /// The block.
     pub block: u32,
 }
@@ -183,7 +183,7 @@ impl BlockHead {
             return Err(FrameError::Reserved);
         }
         Ok(BlockHead {
-            version: u64::from_le_bytes(version.try_into().expect("eight bytes")),
+            key: u64::from_le_bytes(version.try_into().expect("eight bytes")),
             block: u32::from_le_bytes(block.try_into().expect("four bytes")),
         })
     }
@@ -192,7 +192,7 @@ impl BlockHead {
     pub fn encode(self, wire: WireType, values: usize) -> [u8; HEADER_LEN + BLOCK_HEAD_LEN] {
         let mut bytes = [0; HEADER_LEN + BLOCK_HEAD_LEN];
         bytes[..8].copy_from_slice(&Header::Block(wire, values).encode());
-        bytes[8..16].copy_from_slice(&self.version.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.key.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.block.to_le_bytes());
         bytes
     }
@@ -355,7 +355,7 @@ mod tests {
             wire in prop::sample::select(WireType::ALL.to_vec()),
             values in 0..1000usize,
         ) {
-            let head = BlockHead { version, block };
+            let head = BlockHead { key: version, block };
             let bytes = head.encode(wire, values);
             let header = Header::decode(bytes[..8].try_into().unwrap(), 0).unwrap();
             prop_assert_eq!(header, Header::Block(wire, values));

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use paceline_core::{BlockClose, LeaveReason, Portion, ShardCounts, Straggler, Version, WorkerId};
+use paceline_core::{
+    BlockClose, ContributionId, LeaveReason, Portion, ShardCounts, Straggler, Version, WorkerId,
+};
 use paceline_params::{Layout, OptimizerSpec, ParamHash, WireType};
 use serde::{Deserialize, Serialize};
 
@@ -117,6 +119,8 @@ pub struct Job {
 pub enum ToWorker {
     /// Pull this version, compute these samples.
     Work {
+        /// The contribution that is to come of it.
+        id: ContributionId,
         /// The version to compute from.
         base: Version,
         /// The samples, as positions in the epoch's order.
@@ -128,8 +132,8 @@ pub enum ToWorker {
     },
     /// There is room for its contribution: push it.
     Push {
-        /// The version the contribution was computed from.
-        base: Version,
+        /// The contribution.
+        id: ContributionId,
     },
     /// The round on this version has stopped waiting.
     Cut {
@@ -173,15 +177,15 @@ pub enum FromWorker {
     },
     /// So many micro-batches are done.
     Progress {
-        /// The version it works from.
-        base: Version,
+        /// The contribution it works on.
+        id: ContributionId,
         /// Micro-batches done.
         done: u32,
     },
     /// The gradient is computed; it is being pushed, or will be when there is room.
     Done {
-        /// The version it was computed from.
-        base: Version,
+        /// The contribution.
+        id: ContributionId,
         /// Samples behind it.
         weight: f64,
         /// Sum of the loss over them.
@@ -193,8 +197,8 @@ pub enum FromWorker {
     },
     /// Stopped because of a cut.
     Aborted {
-        /// The version it worked from.
-        base: Version,
+        /// The contribution it worked on.
+        id: ContributionId,
         /// Micro-batches done.
         done: u32,
     },
@@ -202,7 +206,7 @@ pub enum FromWorker {
     Bye,
 }
 
-/// From a worker to a shard. Gradients follow as block frames, headed by their base version.
+/// From a worker to a shard. Gradients follow as block frames, headed by the id of their contribution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToData {
     /// Send all blocks of this version or a newer one, as soon as it is published.
@@ -214,15 +218,15 @@ pub enum ToData {
     },
     /// The contribution begun will not be completed.
     Abandon {
-        /// The version it was computed from.
-        base: Version,
+        /// The contribution.
+        id: ContributionId,
     },
     /// It has come to the meeting it was invited to, and handed over its segments.
     Memory,
     /// A whole gradient is in one of its segments, and stays there until it is folded or dropped.
     Push {
-        /// The version it was computed from.
-        base: Version,
+        /// The contribution.
+        id: ContributionId,
         /// Which of the segments.
         segment: u32,
     },
@@ -269,8 +273,8 @@ pub enum ToShard {
     Accept {
         /// Whose.
         worker: WorkerId,
-        /// The version it was computed from.
-        base: Version,
+        /// The contribution.
+        id: ContributionId,
         /// What of it counts: 1, or less for a late one.
         share: f32,
     },
@@ -278,8 +282,8 @@ pub enum ToShard {
     Discard {
         /// Whose.
         worker: WorkerId,
-        /// The version it was computed from.
-        base: Version,
+        /// The contribution.
+        id: ContributionId,
     },
     /// Membership is fixed: complete the sums and report their norms.
     Close {
@@ -353,8 +357,8 @@ pub enum FromShard {
         worker: WorkerId,
         /// Which incarnation of it.
         session: u64,
-        /// The version it was computed from.
-        base: Version,
+        /// The contribution.
+        id: ContributionId,
     },
     /// A worker's data connection ended otherwise than in order.
     Gone {

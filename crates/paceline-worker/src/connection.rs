@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use paceline_core::Version;
+use paceline_core::{ContributionId, Version};
 use paceline_params::{Layout, WireType, narrow};
 use paceline_shm::Publisher;
 use paceline_wire::{
@@ -282,38 +282,38 @@ impl ShardConnection {
             }
             let start = range.start - self.elements.start;
             self.reader.values(wire, &mut part[start..start + values])?;
-            version = Some(head.version);
+            version = Some(head.key);
         }
         self.finish_pull();
         Ok(Some(Version(version.unwrap_or_default())))
     }
 
-    /// Sends the shard's part of a gradient that was computed from `base`. Stops between two blocks once
-    /// `is_over`, and returns whether it sent all.
+    /// Sends the shard's part of a contribution. Stops between two blocks once `is_over`, and returns
+    /// whether it sent all.
     pub(crate) fn push(
         &mut self,
-        base: Version,
+        id: ContributionId,
         gradient: &Buffer,
         is_over: impl Fn() -> bool,
     ) -> Result<bool, FrameError> {
-        self.write_gradient(base, gradient, is_over).map_err(|error| self.reason(error))
+        self.write_gradient(id, gradient, is_over).map_err(|error| self.reason(error))
     }
 
     fn write_gradient(
         &mut self,
-        base: Version,
+        id: ContributionId,
         gradient: &Buffer,
         is_over: impl Fn() -> bool,
     ) -> Result<bool, FrameError> {
         let writer = &mut self.requests.lock().writer;
         if let Some(segment) = gradient.segment().filter(|_| self.publisher.is_some()) {
-            return writer.message(&ToData::Push { base, segment }).map(|()| true);
+            return writer.message(&ToData::Push { id, segment }).map(|()| true);
         }
         for (i, (block, range)) in self.blocks.iter().enumerate() {
             if i > 0 && is_over() {
-                return writer.message(&ToData::Abandon { base }).map(|()| false);
+                return writer.message(&ToData::Abandon { id }).map(|()| false);
             }
-            let head = BlockHead { version: base.0, block: *block };
+            let head = BlockHead { key: id.0, block: *block };
             let values = match self.wire {
                 WireType::F32 => Values::from(&gradient[range.clone()]),
                 WireType::Half(half) => {
@@ -386,7 +386,7 @@ mod tests {
     }
 
     fn block(wire: WireType, values: usize) -> Vec<u8> {
-        let head = BlockHead { version: 3, block: 0 }.encode(wire, values);
+        let head = BlockHead { key: 3, block: 0 }.encode(wire, values);
         [head.to_vec(), [0x80, 0x3f].repeat(values * wire.size() / 2)].concat()
     }
 

@@ -14,7 +14,7 @@ use crate::{
     client::{PullWait, WorkerConfig, handshake},
     connection::{Answer, RequestWriter, ShardConnection},
     independent::IndependentShards,
-    mailbox::{Mailbox, Until},
+    mailbox::{Mailbox, Task, Until},
     memory::Memory,
     work::Compute,
 };
@@ -160,19 +160,18 @@ impl DataPlane {
         }
     }
 
-    /// Sends `gradient`, computed from `base`, to all shards that are not `behind`; gives up between
-    /// blocks once `is_over`. Returns whether all was sent or is on its way; in the second case `gradient`
+    /// Sends the gradient of a task to all shards that are not behind; gives up between blocks once
+    /// `is_over`. Returns whether all was sent or is on its way; in the second case `gradient`
     /// is another buffer.
     pub(crate) fn push(
         &mut self,
-        base: Version,
-        behind: &[u32],
+        task: &Task,
         gradient: &mut Buffer,
         is_over: impl Fn() -> bool + Sync,
     ) -> Result<bool, FrameError> {
         match self {
-            DataPlane::Lockstep(shards) => shards.push(base, gradient, is_over),
-            DataPlane::Independent(shards) => shards.push(base, behind, gradient).map(|()| true),
+            DataPlane::Lockstep(shards) => shards.push(task, gradient, is_over),
+            DataPlane::Independent(shards) => shards.push(task, gradient).map(|()| true),
         }
     }
 }
@@ -291,15 +290,15 @@ impl Lockstep {
 
     fn push(
         &mut self,
-        base: Version,
+        task: &Task,
         gradient: &Buffer,
         is_over: impl Fn() -> bool + Sync,
     ) -> Result<bool, FrameError> {
         let shards = self.connections.iter_mut().map(|shard| (shard, gradient)).collect();
-        let sent = each(shards, |(shard, gradient)| shard.push(base, gradient, &is_over))?;
+        let sent = each(shards, |(shard, gradient)| shard.push(task.id, gradient, &is_over))?;
         let sent = sent.into_iter().all(|sent| sent);
         if sent && self.prefetch == Prefetch::Idle {
-            self.request(base.next(), || false)?;
+            self.request(task.base.next(), || false)?;
             self.prefetch = Prefetch::Requested;
         }
         Ok(sent)

@@ -11,14 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paceline_core::{Intake, ShardId, Shards, Time, Version};
+use paceline_core::{ContributionId, Intake, ShardId, Shards, Time, Version};
 use paceline_wire::FrameError;
 
 use crate::{
     buffer::Buffer,
     connection::ShardConnection,
     data::Pulled,
-    mailbox::{Mailbox, Until},
+    mailbox::{Mailbox, Task, Until},
     work::Compute,
 };
 
@@ -49,7 +49,7 @@ struct RequestQueue {
 /// The requests that one shard's thread has not begun, and the answer that it has received.
 #[derive(Default)]
 struct PendingRequests {
-    push: Option<(Version, Arc<Buffer>)>,
+    push: Option<PushedGradient>,
     /// The version to pull, and a buffer for it.
     pull: Option<(Version, Vec<f32>)>,
     /// A pull is pending or under way, or its answer is here.
@@ -67,8 +67,15 @@ struct Fetched {
     values: Vec<f32>,
 }
 
+/// A gradient on its way to a shard.
+struct PushedGradient {
+    id: ContributionId,
+    base: Version,
+    gradient: Arc<Buffer>,
+}
+
 enum Request {
-    Push(Version, Arc<Buffer>),
+    Push(PushedGradient),
     Pull(Version, Vec<f32>),
 }
 
@@ -89,8 +96,8 @@ impl PendingRequests {
     }
 
     fn next(&mut self) -> Option<Request> {
-        if let Some((base, gradient)) = self.push.take() {
-            return Some(Request::Push(base, gradient));
+        if let Some(push) = self.push.take() {
+            return Some(Request::Push(push));
         }
         self.pull.take().map(|(version, values)| Request::Pull(version, values))
     }
@@ -204,12 +211,8 @@ impl IndependentShards {
     }
 
     /// Hands the gradient over to the shards' threads, and takes back a buffer that none of them needs.
-    pub(crate) fn push(
-        &mut self,
-        base: Version,
-        behind: &[u32],
-        gradient: &mut Buffer,
-    ) -> Result<(), FrameError> {
+    pub(crate) fn push(&mut self, task: &Task, gradient: &mut Buffer) -> Result<(), FrameError> {
+        let &Task { id, base, ref behind, .. } = task;
         let sent = Arc::new(std::mem::take(gradient));
         {
             let mut shards = self.queue.lock();
@@ -217,7 +220,8 @@ impl IndependentShards {
                 if let Some(error) = pending.failed.take() {
                     return Err(error);
                 }
-                pending.push = (!behind.contains(&shard)).then(|| (base, Arc::clone(&sent)));
+                let push = || PushedGradient { id, base, gradient: Arc::clone(&sent) };
+                pending.push = (!behind.contains(&shard)).then(push);
             }
             self.queue.wake_threads(&shards);
         }
@@ -270,13 +274,10 @@ impl RequestQueue {
     ) {
         while let Some(request) = self.next(shard) {
             let done = match request {
-                Request::Push(base, gradient) => {
+                Request::Push(PushedGradient { id, base, gradient }) => {
                     let is_over = || mailbox.is_over(base, until);
-                    let sent = if is_over() {
-                        Ok(false)
-                    } else {
-                        connection.push(base, &gradient, is_over)
-                    };
+                    let sent =
+                        if is_over() { Ok(false) } else { connection.push(id, &gradient, is_over) };
                     drop(gradient);
                     sent.map(|sent| {
                         if sent {

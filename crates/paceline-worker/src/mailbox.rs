@@ -5,12 +5,14 @@ use std::{
     time::Duration,
 };
 
-use paceline_core::{Portion, Version, WorkerId};
+use paceline_core::{ContributionId, Portion, Version, WorkerId};
 use paceline_wire::message::ToWorker;
 
 /// Work that the coordinator has given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Task {
+    /// The contribution that is to come of it.
+    pub(crate) id: ContributionId,
     pub(crate) base: Version,
     pub(crate) portion: Portion,
     pub(crate) push_at_once: bool,
@@ -51,7 +53,7 @@ pub(crate) struct Mailbox {
 #[derive(Debug, Default)]
 struct State {
     task: Option<Task>,
-    may_push: Option<Version>,
+    may_push: Option<ContributionId>,
     cut: Option<Version>,
     stop: Option<Result<String, String>>,
     /// The last round that closed.
@@ -67,11 +69,11 @@ impl Mailbox {
         let mut state = self.lock();
         let (cut, stopped) = (state.cut, state.stop.is_some());
         match message {
-            ToWorker::Work { base, portion, push_at_once, behind } => {
+            ToWorker::Work { id, base, portion, push_at_once, behind } => {
                 // Newer work replaces older: that round is over.
-                state.task = Some(Task { base, portion, push_at_once, behind });
+                state.task = Some(Task { id, base, portion, push_at_once, behind });
             }
-            ToWorker::Push { base } => state.may_push = Some(base),
+            ToWorker::Push { id } => state.may_push = Some(id),
             ToWorker::Cut { base } => state.cut = Some(base),
             ToWorker::Closed { base, members, .. } => {
                 state.closed += 1;
@@ -173,14 +175,14 @@ impl Mailbox {
         }
     }
 
-    /// Waits for permission to push the contribution from `base`; false once it is of no use.
-    pub(crate) fn may_push(&self, base: Version, until: Until) -> bool {
+    /// Waits for permission to push the contribution of a task; false once it is of no use.
+    pub(crate) fn may_push(&self, task: &Task, until: Until) -> bool {
         let mut state = self.lock();
         loop {
-            if state.is_over(base, until) {
+            if state.is_over(task.base, until) {
                 return false;
             }
-            if state.may_push == Some(base) {
+            if state.may_push == Some(task.id) {
                 return true;
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -232,7 +234,13 @@ mod tests {
 
     fn work(base: u64) -> ToWorker {
         let portion = Portion::new(SampleRange { epoch: 0, start: 0, end: 1 });
-        ToWorker::Work { base: Version(base), portion, push_at_once: true, behind: Vec::new() }
+        ToWorker::Work {
+            id: ContributionId(base),
+            base: Version(base),
+            portion,
+            push_at_once: true,
+            behind: Vec::new(),
+        }
     }
 
     fn closed(base: u64, members: Vec<u8>) -> ToWorker {
@@ -244,16 +252,17 @@ mod tests {
         let me = WorkerId(0);
         let mailbox = Mailbox::default();
         mailbox.deliver(me, work(3));
-        assert!(matches!(mailbox.next(), Next::Task(task) if task.base == Version(3)));
+        let Next::Task(task) = mailbox.next() else { panic!("it was given work") };
+        assert_eq!(task.base, Version(3));
         assert!(!mailbox.is_cut(Version(3)));
         mailbox.deliver(me, ToWorker::Cut { base: Version(2) });
         assert!(!mailbox.is_cut(Version(3)));
         mailbox.deliver(me, ToWorker::Cut { base: Version(3) });
         assert!(mailbox.is_cut(Version(3)));
-        assert!(!mailbox.may_push(Version(3), Until::Cut));
+        assert!(!mailbox.may_push(&task, Until::Cut));
         assert!(!mailbox.is_over(Version(3), Until::Close), "what is finished can be salvaged");
         mailbox.deliver(me, closed(3, vec![]));
-        assert!(!mailbox.may_push(Version(3), Until::Close));
+        assert!(!mailbox.may_push(&task, Until::Close));
         mailbox.deliver(me, work(5));
         assert!(mailbox.is_over(Version(4), Until::Close));
         mailbox.deliver(me, ToWorker::Stop("done".to_owned()));

@@ -126,7 +126,7 @@ impl Outbox {
     pub(crate) fn abort(&self, base: Version, report: Report<'_>) -> Result<(), FrameError> {
         let mut progress = self.progress();
         match progress.take(base) {
-            Some(_) => report(FromWorker::Aborted { base, done: progress.done }),
+            Some(Task { id, .. }) => report(FromWorker::Aborted { id, done: progress.done }),
             None => Ok(()),
         }
     }
@@ -165,7 +165,7 @@ impl Outbox {
         drop(progress);
         let sent = self.send_finished(transfer, &task, (done, loss), mailbox, report)?;
         if !sent {
-            report(FromWorker::Aborted { base, done })?;
+            report(FromWorker::Aborted { id: task.id, done })?;
         }
         Ok(Some(sent))
     }
@@ -178,7 +178,7 @@ impl Outbox {
         mailbox: &Mailbox,
         report: Report<'_>,
     ) -> Result<bool, FrameError> {
-        let (base, until) = (task.base, self.until);
+        let (id, base, until) = (task.id, task.base, self.until);
         let weight = part_of(task.portion.len(), done, self.micro_batches);
         let enough = if self.salvages() { weight > 0 } else { done == self.micro_batches };
         if !enough || mailbox.is_over(base, until) {
@@ -186,12 +186,12 @@ impl Outbox {
         }
         let square = self.norms.then(|| norm_squared(&buffers.sum));
         let (weight, stale) = (f64::from(weight), data.stale().to_vec());
-        report(FromWorker::Done { base, weight, loss, square, stale })?;
-        if !task.push_at_once && !mailbox.may_push(base, until) {
+        report(FromWorker::Done { id, weight, loss, square, stale })?;
+        if !task.push_at_once && !mailbox.may_push(task, until) {
             return Ok(false);
         }
         buffers.pushed = true;
-        data.push(base, &task.behind, &mut buffers.sum, || mailbox.is_over(base, until))
+        data.push(task, &mut buffers.sum, || mailbox.is_over(base, until))
     }
 
     /// Answers every cut at once, until the run is over.
@@ -214,8 +214,10 @@ impl Outbox {
         report: Report<'_>,
     ) -> Result<(), FrameError> {
         let mut progress = self.progress();
-        if progress.pulling && progress.take(base).is_some() {
-            report(FromWorker::Aborted { base, done: 0 })?;
+        if progress.pulling
+            && let Some(Task { id, .. }) = progress.take(base)
+        {
+            report(FromWorker::Aborted { id, done: 0 })?;
             // Under the lock, or the next task's pull might be cancelled.
             return self.canceller.cancel();
         }
@@ -253,7 +255,7 @@ impl GradientBuffers {
 mod tests {
     use std::{sync::mpsc, thread, time::Duration};
 
-    use paceline_core::{Portion, SampleRange, WorkerId};
+    use paceline_core::{ContributionId, Portion, SampleRange, WorkerId};
     use paceline_shm::Segment;
     use paceline_wire::message::ToWorker;
     use proptest::prelude::*;
@@ -263,7 +265,8 @@ mod tests {
     fn task(base: u64) -> Task {
         let range = SampleRange { epoch: 0, start: 0, end: 8 };
         let (base, portion) = (Version(base), Portion::new(range));
-        Task { base, portion, push_at_once: true, behind: Vec::new() }
+        let id = ContributionId(100 + base.0);
+        Task { id, base, portion, push_at_once: true, behind: Vec::new() }
     }
 
     #[test]
@@ -300,14 +303,14 @@ mod tests {
             mailbox.deliver(WorkerId(0), ToWorker::Stop(String::new()));
         });
         drop(said);
-        let bases: Vec<u64> = heard
+        let ids: Vec<u64> = heard
             .iter()
             .map(|message| match message {
-                FromWorker::Aborted { base, .. } | FromWorker::Done { base, .. } => base.0,
+                FromWorker::Aborted { id, .. } | FromWorker::Done { id, .. } => id.0,
                 other => panic!("{other:?}"),
             })
             .collect();
-        assert_eq!(bases, [1, 2]);
+        assert_eq!(ids, [101, 102]);
     }
 
     proptest! {

@@ -135,7 +135,7 @@ impl TaskRunner<'_> {
 
     /// Computes micro-batch after micro-batch until all are done or the round is over.
     fn compute(&mut self, task: &Task, report: Report<'_>) -> Result<(), FrameError> {
-        let Task { base, portion, .. } = task;
+        let Task { id, base, portion, .. } = task;
         if let Some(epoch) = portion.epoch().filter(|&epoch| epoch != self.order.epoch()) {
             self.order = self.orders.epoch(epoch);
         }
@@ -166,7 +166,7 @@ impl TaskRunner<'_> {
             }
             if part + 1 < self.micro_batches && reported.elapsed() >= PROGRESS_INTERVAL {
                 reported = Instant::now();
-                report(FromWorker::Progress { base: *base, done: part + 1 })?;
+                report(FromWorker::Progress { id: *id, done: part + 1 })?;
             }
         }
         Ok(())

@@ -10,8 +10,8 @@ use std::{
 };
 
 use paceline_core::{
-    CutReason, Decision, Enough, Policy, Portion, RoundView, SampleRange, Shards, Straggler,
-    Version, WorkerId,
+    ContributionId, CutReason, Decision, Enough, Policy, Portion, RoundView, SampleRange, Shards,
+    Straggler, Version, WorkerId,
 };
 use paceline_params::{Layout, TensorSpec, WireType};
 use paceline_wire::{
@@ -64,7 +64,7 @@ impl Peer {
     fn send_blocks(&mut self, version: u64, blocks: Range<u32>) {
         for block in blocks {
             let values = [version as f32; BLOCK];
-            self.writer.block(BlockHead { version, block }, &values[..]).unwrap();
+            self.writer.block(BlockHead { key: version, block }, &values[..]).unwrap();
         }
     }
 
@@ -81,7 +81,7 @@ impl Peer {
             .map(|block| {
                 assert_eq!(self.reader.header().unwrap(), Header::Block(WireType::F32, BLOCK));
                 let head = self.reader.block_head().unwrap();
-                assert_eq!(head, BlockHead { version: base, block });
+                assert_eq!(head, BlockHead { key: id_on(base).0, block });
                 let mut values = [0.0; BLOCK];
                 self.reader.values(WireType::F32, &mut values).unwrap();
                 values[0]
@@ -217,14 +217,14 @@ impl Session {
     #[track_caller]
     fn receive_aborted(&mut self, base: u64) {
         let message: FromWorker = self.control.receive();
-        assert_eq!(message, FromWorker::Aborted { base: Version(base), done: 0 });
+        assert_eq!(message, FromWorker::Aborted { id: id_on(base), done: 0 });
     }
 
     /// The weight of a contribution, and the shards whose values were old.
     #[track_caller]
     fn receive_done(&mut self, expected: u64) -> (f64, Vec<u32>) {
         match self.control.receive() {
-            FromWorker::Done { base, weight, stale, .. } if base.0 == expected => (weight, stale),
+            FromWorker::Done { id, weight, stale, .. } if id == id_on(expected) => (weight, stale),
             message => panic!("{message:?}"),
         }
     }
@@ -250,9 +250,20 @@ impl Session {
     }
 }
 
+/// The contribution that the tests give out on a version.
+fn id_on(base: u64) -> ContributionId {
+    ContributionId(100 + base)
+}
+
 fn work(base: u64, push_at_once: bool) -> ToWorker {
     let portion = Portion::new(SampleRange { epoch: 0, start: 0, end: 8 });
-    ToWorker::Work { base: Version(base), portion, push_at_once, behind: Vec::new() }
+    ToWorker::Work {
+        id: id_on(base),
+        base: Version(base),
+        portion,
+        push_at_once,
+        behind: Vec::new(),
+    }
 }
 
 type Worker = JoinHandle<Result<Tally, WorkerError>>;
@@ -373,12 +384,12 @@ fn a_worker_that_must_wait_pushes_once_it_may() {
     // No block may come before the permission, nor after a cut.
     session.cut(1);
     let message: FromWorker = session.control.receive();
-    assert_eq!(message, FromWorker::Aborted { base: Version(1), done: 2 });
+    assert_eq!(message, FromWorker::Aborted { id: id_on(1), done: 2 });
     session.control.send(&work(2, false));
     session.receive_pull(0, 2);
     session.shards[0].send_blocks(2, 0..BLOCKS);
     session.receive_done(2);
-    session.control.send(&ToWorker::Push { base: Version(2) });
+    session.control.send(&ToWorker::Push { id: id_on(2) });
     session.shards[0].receive_gradient(2);
     session.stop();
 }

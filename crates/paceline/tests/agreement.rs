@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, sync::Mutex};
 
 use common::Place;
 use paceline_core::{
-    Blocks, Contribution, Event, EventKind, Round, RoundConfig, RoundMachine, Straggler, Time,
-    WorkerId,
+    Announcement, ContributionId, Event, EventKind, Handout, HeldRange, Round, RoundConfig,
+    RoundMachine, SampleRange, Straggler, Time, Work, WorkerId,
 };
 use paceline_policy::PolicySpec;
 use paceline_sim::{Recorded, Replay};
@@ -42,19 +42,18 @@ fn redriven(events: &[Event], policy: &str, config: RoundConfig) -> Vec<Event> {
     let spec: PolicySpec = policy.parse().unwrap();
     let decides = spec.build_with(&paceline_model::Model::prior(), spec.objective());
     let mut machine = RoundMachine::new(config, decides, Round(0));
+    let mut given: BTreeMap<WorkerId, ContributionId> = BTreeMap::new();
+    let handout = |work: &Work| {
+        let range = |&range: &SampleRange| HeldRange { range, returns: 0 };
+        let ranges = work.portion.ranges().iter().map(range).collect();
+        let &Work { worker, waited_for, worth, .. } = work;
+        Handout { worker, ranges, waited_for, worth, twin: None }
+    };
     let (mut questions, mut arrived) = (Vec::<(Time, u32)>::new().into_iter().peekable(), 0);
     for event in events {
         while let Some((at, _)) = questions.next_if(|&(at, n)| n == arrived && at <= event.at) {
             machine.decide(at);
         }
-        let contribution = |worker: WorkerId, base, weight, loss| Contribution {
-            worker,
-            base,
-            weight,
-            loss,
-            square: None,
-            blocks: Blocks::All,
-        };
         match event.kind.clone() {
             EventKind::WorkerJoined { worker, name } => {
                 machine.handle_join(worker, &name, event.at).unwrap();
@@ -63,25 +62,31 @@ fn redriven(events: &[Event], policy: &str, config: RoundConfig) -> Vec<Event> {
                 machine.handle_leave(worker, why, event.at).unwrap();
             }
             EventKind::RoundStarted { round, work } => {
-                machine.open(work, event.at);
+                let ids: Vec<_> = work.iter().map(|work| work.id).collect();
+                given.extend(work.iter().map(|work| (work.worker, work.id)));
+                let handouts = work.iter().map(handout).collect();
+                assert_eq!(machine.open(handouts, event.at), ids, "{round}");
                 let these = asked.get(&round).cloned().unwrap_or_default();
                 (questions, arrived) = (these.into_iter().peekable(), 0);
             }
-            EventKind::Enlisted { work, .. } => machine.enlist(work, event.at),
-            EventKind::Arrived { worker, base, weight, loss, .. } => {
+            EventKind::Enlisted { work, .. } => {
+                given.insert(work.worker, work.id);
+                machine.enlist(handout(&work), event.at);
+            }
+            EventKind::Arrived { worker, id, weight, loss, .. } => {
                 arrived += 1;
-                let came = contribution(worker, base, weight, loss);
-                machine.handle_arrival(came, event.at).unwrap();
+                let announcement = Announcement { id, weight, loss, square: None };
+                machine.handle_arrival(worker, announcement, event.at).unwrap();
             }
-            EventKind::Late { worker, base, weight, .. } => {
-                let came = contribution(worker, base, weight, 0.0);
-                machine.handle_arrival(came, event.at).unwrap();
+            EventKind::Late { worker, id, weight, .. } => {
+                let announcement = Announcement { id, weight, loss: 0.0, square: None };
+                machine.handle_arrival(worker, announcement, event.at).unwrap();
             }
-            EventKind::Aborted { worker, base, done } => {
-                machine.handle_aborted(worker, base, done, event.at).unwrap();
+            EventKind::Aborted { worker, id, done, .. } => {
+                machine.handle_aborted(worker, id, done, event.at).unwrap();
             }
-            EventKind::Progress { worker, base, done } => {
-                machine.handle_progress(worker, base, done, event.at);
+            EventKind::Progress { worker, done, .. } => {
+                machine.handle_progress(worker, given[&worker], done, event.at);
             }
             EventKind::Cut { .. } | EventKind::Closed { .. } => machine.decide(event.at),
             EventKind::Updated { noise_scale: Some(scale), .. } => machine.hear_noise(scale),

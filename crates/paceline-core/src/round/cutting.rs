@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-use super::{Phase, RoundMachine, Wake};
-use crate::{
-    Assignment, CutReason, Decision, EventKind, RoundRecord, Straggler, Time, WorkerId,
-    useless::USELESS,
-};
+use super::{Phase, RoundMachine};
+use crate::{CutReason, EventKind, Straggler, Time, WorkerId, useless::USELESS};
 
-/// A policy is not asked again sooner than this without an arrival.
-const SHORTEST_WAIT: Duration = Duration::from_micros(1);
+/// What keeps a round from being cut although the policy would.
+enum Hold {
+    /// Fewer contributions than the quorum.
+    Quorum,
+    /// Contributions that must not be cut, until this moment at the latest.
+    WaitedFor(Option<Time>),
+}
 
 impl RoundMachine {
     /// Decides what follows from all that was reported. Call after a batch of reports and at
@@ -18,24 +20,24 @@ impl RoundMachine {
         self.catch_up(now);
         self.watch_quorum(now);
         match self.phase {
-            Phase::Open if self.roster.outstanding().next().is_none() => self.cut_if_complete(now),
+            Phase::Open if !self.wait.roster.is_anyone_outstanding() => self.cut_if_complete(now),
             Phase::Open => self.ask_policy(now),
-            Phase::Cut { until } if now >= until || !self.roster.owes_parts() => self.close(now),
+            Phase::Cut { until } if now >= until || !self.wait.roster.owes_parts() => {
+                self.close(now);
+            }
             Phase::Cut { .. } | Phase::Closed => {}
         }
     }
 
     /// Does what was due before now, as of when it was due. A driver may come late to a moment that
-    /// the policy asked for (timers do, and so does whoever was busy); what is decided then must not
-    /// depend on how late, or a run could not be re-driven from its log.
+    /// the policy asked for (timers do, and so does a busy driver). The decision must not depend on how
+    /// late, or a run could not be re-driven from its log.
     pub(crate) fn catch_up(&mut self, now: Time) {
         loop {
             match self.phase {
-                Phase::Open => match self.wake.at {
-                    Some(at) if at < now && self.roster.outstanding().next().is_some() => {
-                        self.ask_policy(at);
-                    }
-                    _ => return,
+                Phase::Open => match self.wait.overdue(now) {
+                    Some(at) => self.ask_policy(at),
+                    None => return,
                 },
                 Phase::Cut { until } if until < now => self.close(until),
                 Phase::Cut { .. } | Phase::Closed => return,
@@ -44,64 +46,75 @@ impl RoundMachine {
     }
 
     /// Nobody is left to wait for. Fewer than the quorum may close a round only if there was no
-    /// work for more (whoever was wanted has been enlisted by now), not if the others are dead.
+    /// work for more (every wanted worker has been enlisted by now), not if the others are dead.
     fn cut_if_complete(&mut self, now: Time) {
         let quorum = self.config.quorum;
-        let enough = self.roster.arrivals.len() >= quorum || self.live.len() >= quorum;
-        if !self.roster.is_empty() && enough {
+        let roster = &self.wait.roster;
+        let enough = roster.arrivals.len() >= quorum || self.live.len() >= quorum;
+        if !roster.contributions.accepted().is_empty() && enough {
             self.cut(CutReason::AllArrived, now);
         }
     }
 
     fn ask_policy(&mut self, now: Time) {
-        let woken = self.wake.at.is_some_and(|at| now >= at);
-        if self.wake.arrivals > 0 && !woken {
-            return;
-        }
-        self.asked.push((now, self.roster.arrivals.len() as u32));
-        let view = self.roster.view(now);
-        match self.policy.decide(&view) {
-            Decision::Wait { until, arrivals } => {
-                // A moment that is already past would be asked for ever.
-                let at = until.map(|at| at.max(now + SHORTEST_WAIT));
-                self.wake = Wake { at, arrivals: arrivals.max(1) };
-            }
-            Decision::Cut { reason } if self.may_cut() => self.cut(reason, now),
-            // Held back by those the ledger waits for: only their arrival (or a change of
-            // membership) can free it. Short of the quorum, every arrival may.
-            Decision::Cut { .. } => {
-                let held = self.roster.arrivals.len() >= self.config.quorum;
-                let arrivals = if held { usize::MAX } else { 1 };
-                self.wake = Wake { at: None, arrivals };
-            }
+        let Some(reason) = self.wait.ask(now) else { return };
+        match self.hold(now) {
+            None => self.cut(reason, now),
+            // Every arrival may free it.
+            Some(Hold::Quorum) => self.wait.ask_later(None, 1),
+            // Only the arrival of those it waits for (or a change of membership) can, or the end of
+            // its patience.
+            Some(Hold::WaitedFor(until)) => self.wait.ask_later(until, usize::MAX),
         }
     }
 
-    /// A cut needs the quorum (or everyone there is), and those the ledger waits for.
-    fn may_cut(&self) -> bool {
-        let participants = self.roster.arrivals.len() + self.roster.outstanding().count();
-        self.roster.arrivals.len() >= self.config.quorum.min(participants).max(1)
-            && self.roster.outstanding().all(|(_, work)| !work.waited_for)
+    /// Whether a cut must wait: for the quorum (or everyone there is), for samples that came back too
+    /// often, or for parts that a shard at its bound owes.
+    fn hold(&mut self, now: Time) -> Option<Hold> {
+        let roster = &mut self.wait.roster;
+        let participants = roster.arrivals.len() + roster.outstanding().count();
+        if roster.arrivals.len() < self.config.quorum.min(participants).max(1) {
+            return Some(Hold::Quorum);
+        }
+        let patience = self.patience.duration();
+        let mut holds = false;
+        let mut until: Option<Time> = None;
+        let oldest = roster.oldest_admissible();
+        for work in roster.contributions.working_mut() {
+            if work.base < oldest || !work.state().may_arrive() {
+                continue;
+            }
+            let end = patience.map(|patience| work.started + patience);
+            if end.is_some_and(|end| end <= now) {
+                work.waited_for = false;
+            }
+            if work.waited_for {
+                until = [until, end].into_iter().flatten().min();
+            }
+            holds |= work.waited_for || work.awaits_shard;
+        }
+        holds.then_some(Hold::WaitedFor(until))
     }
 
     fn cut(&mut self, reason: CutReason, now: Time) {
-        let stragglers: Vec<WorkerId> =
-            self.roster.outstanding().map(|(worker, _)| worker).collect();
+        let roster = &self.wait.roster;
+        let stragglers: Vec<WorkerId> = roster.outstanding().map(|work| work.worker).collect();
+        let accepted = roster.arrivals.len() as u32;
         let grace = match stragglers.is_empty() {
             true => Duration::ZERO,
             false => {
-                let view = self.roster.view(now);
                 let salvages =
                     self.config.straggler == Straggler::Salvage && self.stops_stragglers();
-                let pays = if salvages { self.grace.worthwhile(&view) } else { Duration::ZERO };
-                self.policy.grace(&view, pays)
+                let pays = match salvages {
+                    true => self.grace.worthwhile(&roster.view(now)),
+                    false => Duration::ZERO,
+                };
+                self.wait.grace(now, pays)
             }
         };
-        let accepted = self.roster.arrivals.len() as u32;
         self.cut_at = now;
-        let trusts = self.policy.trusts(accepted as usize + stragglers.len());
-        let round = self.roster.round;
-        let asked = std::mem::take(&mut self.asked);
+        let trusts = self.policy().trusts(accepted as usize + stragglers.len());
+        let (round, asked) = (self.round(), self.wait.take_asked());
         self.emit(now, EventKind::Cut { round, reason, trusts, accepted, stragglers, asked });
         self.phase = Phase::Cut { until: now + grace };
         if grace.is_zero() {
@@ -110,66 +123,39 @@ impl RoundMachine {
     }
 
     fn close(&mut self, now: Time) {
-        let closes = self.roster.memberships(self.config.blocks);
-        let (run_times, loads) = (self.roster.run_times(now), self.roster.loads(now));
-        let (arrivals, weight) = (&self.roster.arrivals, self.roster.weight());
-        self.grace.closed(weight, self.roster.opened, now);
-        let salvaged: Vec<(WorkerId, f64)> = arrivals
-            .iter()
-            .filter(|arrival| arrival.run_time.is_censored())
-            .map(|arrival| (arrival.contribution.worker, arrival.share))
-            .collect();
-        self.policy.closed(&RoundRecord {
-            weight,
-            round: self.roster.round,
-            opened: self.roster.opened,
-            cut: self.cut_at,
-            closed: now,
-            run_times: &run_times,
-            salvaged: &salvaged,
-            loads: &loads,
-        });
-        let took_part = run_times.iter().map(|&(worker, _)| worker);
-        let rode_along = self.roster.folded.iter().map(|(late, _)| late.worker);
-        let took_part = took_part.chain(rode_along).map(|w| (w, self.roster.holds(w)));
-        // Who is still at what a round before was closed without has missed this one, too.
-        let base = self.roster.round.base();
-        let behind = self.roster.working.iter().filter(|(_, work)| work.base < base);
-        let missed = behind.map(|(&worker, _)| (worker, false));
-        let missed = missed.filter(|_| self.policy.admissible_lag() == 0);
-        let useless = self.useless.closed(took_part.chain(missed));
+        let (round, roster) = (self.round(), &self.wait.roster);
+        let (closes, weight) = (roster.memberships(self.config.blocks), roster.weight());
+        self.grace.closed(weight, roster.opened, now);
+        let run_times = self.wait.close(self.cut_at, now, weight);
+        let useless = self.closed_without(&run_times, round.base());
         self.phase = Phase::Closed;
-        self.wake = Wake { at: None, arrivals: 0 };
-        let closed = EventKind::Closed { round: self.roster.round, closes, run_times };
-        self.roster.round = self.roster.round.next();
+        self.contributions_mut().use_accepted();
         if self.config.straggler != Straggler::Finish {
-            let oldest = self.roster.oldest_admissible();
-            let working = std::mem::take(&mut self.roster.working);
-            for (worker, work) in working {
-                match work.base >= oldest {
-                    true => drop(self.roster.working.insert(worker, work)),
-                    false => {
-                        let work = Assignment { cut: Some(self.cut_at), ..work };
-                        self.cancelled.insert((worker, work.base), work);
-                    }
-                }
-            }
+            let (oldest, cut) = (self.wait.roster.oldest_admissible(), self.cut_at);
+            self.contributions_mut().take_older(oldest, cut);
         }
-        self.emit(now, closed);
+        self.emit(now, EventKind::Closed { round, closes, run_times });
         for worker in useless {
             let name = self.live.get(&worker).cloned().unwrap_or_default();
             self.emit(now, EventKind::Useless { worker, name, rounds: USELESS });
         }
     }
 
-    /// Closes the open round with whoever has arrived, though the policy would wait.
-    pub(crate) fn give_up(&mut self, now: Time) {
-        self.catch_up(now);
-        if self.phase == Phase::Open {
-            self.cut_at = now;
-        }
-        if self.phase != Phase::Closed {
-            self.close(now);
-        }
+    /// Workers to be named, of which nothing was used for long: a round on `base` closed in which these
+    /// took part.
+    fn closed_without(
+        &mut self,
+        run_times: &[(WorkerId, crate::RunTime)],
+        base: crate::Version,
+    ) -> Vec<WorkerId> {
+        let roster = &self.wait.roster;
+        let took_part = run_times.iter().map(|&(worker, _)| worker);
+        let folded = roster.contributions.accepted().iter().filter(|c| c.folded);
+        let took_part = took_part.chain(folded.map(|late| late.worker));
+        let took_part = took_part.map(|worker| (worker, roster.holds(worker)));
+        // A worker that is still at work of a round before has missed this one, too.
+        let behind = roster.contributions.working().values().filter(|work| work.base < base);
+        let missed = behind.filter(|_| roster.lag() == 0).map(|work| (work.worker, false));
+        self.useless.closed(took_part.chain(missed))
     }
 }

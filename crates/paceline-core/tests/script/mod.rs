@@ -5,9 +5,9 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use paceline_core::{
-    Blocks, Contribution, Coordinator, CutReason, Decision, EventKind, LeaveReason, Ledger,
+    Announcement, ContributionId, Coordinator, CutReason, Decision, EventKind, LeaveReason, Ledger,
     MachineError, Policy, Portion, Round, RoundConfig, RoundView, ShardId, Shards, Time, Version,
-    WorkerId,
+    Work, WorkerId,
 };
 
 /// Waits for a count; the least policy that can cut.
@@ -33,6 +33,8 @@ pub struct Script {
     pub log: Vec<String>,
     /// What each worker was given last.
     pub work: BTreeMap<u32, Portion>,
+    /// Every contribution, by worker and version.
+    pub ids: BTreeMap<(u32, u64), ContributionId>,
 }
 
 impl Script {
@@ -45,6 +47,7 @@ impl Script {
             now: Time::ZERO,
             log: Vec::new(),
             work: BTreeMap::new(),
+            ids: BTreeMap::new(),
         };
         for worker in 0..workers {
             script.join(worker);
@@ -70,16 +73,39 @@ impl Script {
     }
 
     pub fn put(&mut self, worker: u32, base: u64, weight: f64) -> &mut Self {
-        let (worker, base) = (WorkerId(worker), Version(base));
-        let blocks = Blocks::All;
-        let contribution = Contribution { worker, base, weight, loss: 1.0, square: None, blocks };
-        self.coordinator.handle_done(contribution, self.now).unwrap();
-        self.coordinator.handle_staged(worker, base, ShardId(0), self.now).unwrap();
+        self.done(worker, base, weight).unwrap();
+        self.stage(worker, base, 0);
         self
     }
 
+    /// What the worker was given on `base`, or an id that nobody has.
+    pub fn id(&self, worker: u32, base: u64) -> ContributionId {
+        self.ids.get(&(worker, base)).copied().unwrap_or(ContributionId(u64::MAX))
+    }
+
+    pub fn done(&mut self, worker: u32, base: u64, weight: f64) -> Result<(), MachineError> {
+        let id = self.id(worker, base);
+        let announcement = Announcement { id, weight, loss: 1.0, square: None };
+        self.coordinator.handle_done(WorkerId(worker), announcement, self.now)
+    }
+
+    pub fn stage(&mut self, worker: u32, base: u64, shard: u32) {
+        let id = self.id(worker, base);
+        self.coordinator.handle_staged(WorkerId(worker), id, ShardId(shard), self.now);
+    }
+
+    pub fn progress(&mut self, worker: u32, base: u64, done: u32) {
+        let id = self.id(worker, base);
+        self.coordinator.handle_progress(WorkerId(worker), id, done, self.now);
+    }
+
     pub fn abort(&mut self, worker: u32, base: u64) -> Result<(), MachineError> {
-        self.coordinator.handle_aborted(WorkerId(worker), Version(base), 1, self.now)
+        self.coordinator.handle_aborted(WorkerId(worker), self.id(worker, base), 1, self.now)
+    }
+
+    fn note(&mut self, base: Version, work: &[Work]) {
+        self.work.extend(work.iter().map(|work| (work.worker.0, work.portion.clone())));
+        self.ids.extend(work.iter().map(|work| ((work.worker.0, base.0), work.id)));
     }
 
     pub fn publish(&mut self) -> &mut Self {
@@ -98,8 +124,12 @@ impl Script {
             let ids = |ids: &[WorkerId]| {
                 ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
             };
-            if let EventKind::RoundStarted { work, .. } = &event.kind {
-                self.work.extend(work.iter().map(|work| (work.worker.0, work.portion.clone())));
+            match &event.kind {
+                EventKind::RoundStarted { round, work } => self.note(round.base(), work),
+                EventKind::Enlisted { round, work } => {
+                    self.note(round.base(), std::slice::from_ref(work));
+                }
+                _ => {}
             }
             let line = match event.kind {
                 EventKind::RoundStarted { round, work } => {
@@ -128,6 +158,7 @@ impl Script {
                 }
                 EventKind::WorkerLeft { worker, .. } => format!("left {worker}"),
                 EventKind::Aborted { worker, done, .. } => format!("aborted {worker} at {done}"),
+                EventKind::Superseded { worker, by, .. } => format!("superseded {worker} by {by}"),
                 _ => continue,
             };
             self.log.push(line);
@@ -138,7 +169,7 @@ impl Script {
     #[track_caller]
     pub fn check(&mut self, expected: &[&str]) -> &mut Self {
         assert_eq!(std::mem::take(&mut self.log), expected);
-        assert!(self.coordinator.ledger().report().balanced);
+        assert!(self.coordinator.report().balanced);
         self
     }
 }

@@ -38,41 +38,57 @@ pub struct Outcome {
     pub shards: Vec<ShardWork>,
 }
 
+/// How a run ends.
+pub(super) struct Ending {
+    /// Why, once it does.
+    pub(super) reason: Option<StopReason>,
+    /// The version that this process began with.
+    pub(super) first_version: Version,
+    /// Samples that were used before it began.
+    pub(super) samples_before: u64,
+}
+
 impl Run {
     /// The first reason counts. An open round is left as it is: nothing of it was used.
     pub(super) fn stop_because(&mut self, reason: StopReason) {
-        self.stop.get_or_insert(reason);
+        self.ending.reason.get_or_insert(reason);
     }
 
     /// Nothing good comes of `version`; whatever else would have ended the run.
     pub(super) fn diverged(&mut self, version: Version) {
-        if !matches!(self.stop, Some(StopReason::Failed(_))) {
-            self.stop = Some(StopReason::Diverged(version));
+        if !matches!(self.ending.reason, Some(StopReason::Failed(_))) {
+            self.ending.reason = Some(StopReason::Diverged(version));
         }
     }
 
     /// Whether everything begun is finished: the update, the last checkpoint, the last measurement.
     pub(super) fn is_settled(&mut self) -> bool {
-        if let Some(StopReason::Failed(_)) = self.stop {
-            return !self.checkpointing && !self.evaluating;
+        if let Some(StopReason::Failed(_)) = self.ending.reason {
+            return !self.snapshots.checkpointing && !self.snapshots.evaluating;
         }
-        if self.update.is_some() || self.snapshot.is_some() || self.checkpointing || self.evaluating
+        if self.updates.current.is_some()
+            || self.snapshots.gathering.is_some()
+            || self.snapshots.checkpointing
+            || self.snapshots.evaluating
         {
             return false;
         }
-        let version = self.progress.version;
-        let diverged = match self.stop {
+        let version = self.updates.version;
+        let diverged = match self.ending.reason {
             Some(StopReason::Diverged(version)) => Some(version),
             _ => None,
         };
-        let measured = self.progress.evaluation.is_some_and(|(at, _)| at == version);
-        let hurried =
-            matches!(self.stop, Some(StopReason::Interrupted | StopReason::QuorumLost { .. }));
-        let evaluate = self.evaluator.is_some() && !measured && !hurried && diverged.is_none();
-        let saved = self.progress.checkpointed.as_ref().is_some_and(|(at, _)| *at == version);
+        let measured = self.snapshots.evaluation.is_some_and(|(at, _)| at == version);
+        let hurried = matches!(
+            self.ending.reason,
+            Some(StopReason::Interrupted | StopReason::QuorumLost { .. })
+        );
+        let evaluate =
+            self.snapshots.evaluator.is_some() && !measured && !hurried && diverged.is_none();
+        let saved = self.snapshots.checkpointed.as_ref().is_some_and(|(at, _)| *at == version);
         let checkpoint = self.config.checkpoints.is_some() && !saved && diverged.is_none();
-        let hashed = self.progress.param_hash.is_some_and(|(at, _)| at == version);
-        if checkpoint && !self.checkpoint_retry.is_due(self.now(), true) {
+        let hashed = self.snapshots.param_hash.is_some_and(|(at, _)| at == version);
+        if checkpoint && !self.snapshots.retry.is_due(self.now(), true) {
             return false;
         }
         if evaluate || checkpoint || !hashed {
@@ -88,51 +104,51 @@ impl Run {
 
     /// What this process saved of the version that nobody could compute from is of no use.
     fn withdraw(&mut self, version: Version) {
-        let saved = self.progress.checkpointed.take().filter(|(at, _)| *at == version);
+        let saved = self.snapshots.checkpointed.take().filter(|(at, _)| *at == version);
         if let Some(((_, path), config)) = saved.zip(self.config.checkpoints.as_ref()) {
             checkpoints::withdraw(config, &path);
         }
     }
 
     pub(super) fn conclude(&mut self) -> Outcome {
-        let reason = self.stop.clone().unwrap_or(StopReason::Interrupted);
+        let reason = self.ending.reason.clone().unwrap_or(StopReason::Interrupted);
         let samples = self.core.ledger().counts();
-        let ledger = self.core.ledger().report();
+        let ledger = self.core.report();
         let stopped =
             EventKind::Stopped { reason: reason.clone(), samples, ledger: ledger.clone() };
         self.emit(stopped);
-        let progress = &self.progress;
-        let span = progress.began.zip(progress.updated).map(|(began, end)| end.since(began));
+        let (updates, snapshots) = (&self.updates, &self.snapshots);
+        let span = updates.began.zip(updates.published_at).map(|(began, end)| end.since(began));
         Outcome {
-            rounds: progress.version.0 - self.first_version.0,
-            version: progress.version,
+            rounds: updates.version.0 - self.ending.first_version.0,
+            version: updates.version,
             seconds: span.unwrap_or_default().as_secs_f64(),
-            loss: progress.loss,
-            evaluation: progress.evaluation.map(|(_, evaluation)| evaluation),
-            samples_here: samples.used - progress.samples_before,
+            loss: updates.loss,
+            evaluation: snapshots.evaluation.map(|(_, evaluation)| evaluation),
+            samples_here: samples.used - self.ending.samples_before,
             samples,
             ledger,
-            param_hash: progress.param_hash.map(|(_, hash)| hash),
-            shards: progress.shards.clone(),
+            param_hash: snapshots.param_hash.map(|(_, hash)| hash),
+            shards: updates.shard_work.clone(),
             reason,
         }
     }
 
     /// Tells everybody, and waits a moment for them to go.
     pub(super) async fn part(&mut self, queue: &mut UnboundedReceiver<Input>) {
-        let why = self.stop.as_ref().map(ToString::to_string).unwrap_or_default();
-        self.workers.send_all(self.workers.everyone(), &ToWorker::Stop(why));
+        let why = self.ending.reason.as_ref().map(ToString::to_string).unwrap_or_default();
+        self.members.workers.send_all(self.members.workers.everyone(), &ToWorker::Stop(why));
         let leaving = async {
-            while self.workers.any_connected() {
+            while self.members.workers.any_connected() {
                 match queue.recv().await {
                     Some(
                         Input::Ended(Ended::Worker { worker, session, .. })
                         | Input::Worker { worker, session, message: FromWorker::Bye, .. },
-                    ) if self.workers.is_current(worker, session) => {
-                        self.workers.remove(worker);
+                    ) if self.members.workers.is_current(worker, session) => {
+                        self.members.workers.remove(worker);
                     }
                     Some(Input::Ended(Ended::Worker { worker, session, .. })) => {
-                        self.workers.gone(worker, session);
+                        self.members.workers.gone(worker, session);
                     }
                     Some(Input::Call(call)) => {
                         let _ = call.reply.send(Err("the run is over".to_owned()));

@@ -2,24 +2,23 @@
 
 mod checkpoint_retry;
 mod ending;
-mod hearing;
-mod snapshot;
-mod updating;
+mod members;
+mod snapshots;
+mod updates;
 mod waiting;
 
 use std::{
-    collections::BTreeMap,
     future::Future,
-    path::PathBuf,
-    sync::{Arc, Mutex, OnceLock, mpsc},
+    sync::{Arc, OnceLock, mpsc},
     time::{Duration, Instant},
 };
 
 use paceline_core::{
-    Coordinator, Event, EventKind, Ledger, LedgerError, Liveness, MAX_WORKERS, Round, ShardId,
-    ShardWork, StopReason, Time, Version, Work, WorkerId,
+    Accepted, AcceptedPart, BlockClose, ContributionId, Coordinator, Driver, Event, EventKind,
+    Ledger, LedgerError, Liveness, MAX_WORKERS, Round, RunTime, ShardId, StopReason, Time, Version,
+    Work, WorkerId, act,
 };
-use paceline_params::{Layout, LayoutError, ParamHash};
+use paceline_params::{Layout, LayoutError};
 use paceline_policy::{wait_for_updates, wait_rule};
 use paceline_wire::{
     FrameError, Listener,
@@ -37,16 +36,17 @@ use crate::{
     credits::Credits,
     door::Door,
     input::Input,
-    placement::Shards,
+    placement::ShardChannels,
     rules::ConfigError,
     shard::unfolded,
     workers::{Workers, roomy},
 };
 
-use checkpoint_retry::CheckpointRetry;
+use ending::Ending;
 pub use ending::Outcome;
-use snapshot::Snapshot;
-use updating::Updating;
+use members::Members;
+use snapshots::Snapshots;
+use updates::Updates;
 use waiting::WaitNotice;
 
 /// How often liveness and limits are looked at when nothing happens.
@@ -147,7 +147,7 @@ pub async fn serve(
     tokio::pin!(interrupt);
     let inbox = (&inputs, &mut queue);
     let shards = tokio::select! {
-        shards = Shards::place(&config, &layout, staging, &start, &door, inbox) => shards?,
+        shards = ShardChannels::place(&config, &layout, staging, &start, &door, inbox) => shards?,
         _ = &mut interrupt => return Err(ServerError::Stopped),
     };
     let mut run = Run::new(config, &start, layout, staging, shards, evaluator, events, inputs)?;
@@ -188,70 +188,31 @@ fn contribution_bytes(layout: &Layout) -> u64 {
     layout.total() as u64 * size_of::<f32>() as u64
 }
 
+/// A run, by what its state is about.
 struct Run {
     config: ServerConfig,
     layout: Layout,
     core: Coordinator,
-    workers: Workers,
-    /// The most workers that may take part.
-    most: usize,
-    credits: Credits,
-    shards: Shards,
-    liveness: Liveness,
-    /// Signs of life of shards in other processes.
+    shards: ShardChannels,
+    /// Heartbeats of shards in other processes.
     shards_alive: Liveness<u32>,
+    members: Members,
+    updates: Updates,
+    snapshots: Snapshots,
+    ending: Ending,
+    study: Study,
+    wait_notice: WaitNotice,
     clock: Instant,
     events: mpsc::Sender<Event>,
     inputs: UnboundedSender<Input>,
-    update: Option<Updating>,
-    /// The version that each shard makes, or has made last.
-    versions: Vec<Version>,
-    /// When each shard was told to close a round last.
-    told: Vec<Time>,
-    /// What shards did for updates that were published without them, until the next tells of it.
-    belated: Vec<ShardWork>,
-    /// Which work each worker has said to be finished last, and when.
-    said: BTreeMap<WorkerId, (Version, Time)>,
-    snapshot: Option<Snapshot>,
-    evaluator: Option<Arc<Mutex<Evaluator>>>,
-    /// Background work that has not reported back.
-    evaluating: bool,
-    checkpointing: bool,
-    checkpoint_retry: CheckpointRetry,
-    wait_notice: WaitNotice,
-    /// In the open round somebody was shown out for values that are not finite, and nobody has
-    /// arrived.
-    doubtful: bool,
-    /// When the last round opened, and when the policy may think.
-    opened: Time,
-    study_at: Option<Time>,
-    stop: Option<StopReason>,
-    step: u64,
-    first_version: Version,
-    progress: Progress,
 }
 
-/// What the summary will say.
+/// When the policy may think.
 #[derive(Default)]
-struct Progress {
-    version: Version,
-    began: Option<Time>,
-    updated: Option<Time>,
-    loss: Option<f64>,
-    /// Sum of the loss over the samples accepted into the open round.
-    open_loss: f64,
-    /// Values that its workers had older ones of, by shard, in workers.
-    open_stale: Vec<u64>,
-    /// The longest that a part of a gradient has taken to each shard.
-    open_parts: Vec<Duration>,
-    evaluation: Option<(Version, Evaluation)>,
-    checkpointed: Option<(Version, PathBuf)>,
-    param_hash: Option<(Version, ParamHash)>,
-    samples_before: u64,
-    /// What each shard did in all rounds so far.
-    shards: Vec<ShardWork>,
-    next_evaluation: u64,
-    next_checkpoint: u64,
+struct Study {
+    /// When the last round opened.
+    opened: Time,
+    at: Option<Time>,
 }
 
 impl Run {
@@ -261,7 +222,7 @@ impl Run {
         start: &Start,
         layout: Layout,
         staging: u32,
-        shards: Shards,
+        shards: ShardChannels,
         evaluator: Option<Evaluator>,
         events: mpsc::Sender<Event>,
         inputs: UnboundedSender<Input>,
@@ -294,10 +255,9 @@ impl Run {
         if let Some(rule) = wait_rule(config.push, &sizes, config.max_stale) {
             core = core.with_partial_pushes(&sizes, rule);
         }
-        let mut run = Run {
-            core,
+        let members = Members {
             workers: Workers::new(config.round.expected),
-            // Whoever holds a place finds room on every shard, whatever waits there to be folded.
+            // A worker that holds a place finds room on every shard, whatever waits there to be folded.
             credits: Credits::new(
                 staging as usize - unfolded(staging),
                 contribution_bytes(&layout),
@@ -306,37 +266,22 @@ impl Run {
                 true => staging as usize,
                 false => MAX_WORKERS as usize,
             },
-            shards,
             liveness: Liveness::new(config.liveness),
+            doubtful: false,
+        };
+        let mut run = Run {
+            core,
+            shards,
             shards_alive: Liveness::new(config.liveness),
+            members,
+            updates: Updates::new(start.version, start.step, layout.shards() as usize),
+            snapshots: Snapshots::new(&config, start.version, evaluator),
+            ending: Ending { reason: None, first_version: start.version, samples_before },
+            study: Study::default(),
+            wait_notice: WaitNotice::default(),
             clock: Instant::now(),
             events,
             inputs,
-            update: None,
-            versions: vec![start.version; layout.shards() as usize],
-            told: vec![Time::ZERO; layout.shards() as usize],
-            belated: vec![ShardWork::default(); layout.shards() as usize],
-            said: BTreeMap::new(),
-            snapshot: None,
-            evaluator: evaluator.map(|evaluator| Arc::new(Mutex::new(evaluator))),
-            evaluating: false,
-            checkpointing: false,
-            checkpoint_retry: CheckpointRetry::default(),
-            wait_notice: WaitNotice::default(),
-            doubtful: false,
-            opened: Time::ZERO,
-            study_at: None,
-            stop: None,
-            step: start.step,
-            first_version: start.version,
-            progress: Progress {
-                version: start.version,
-                samples_before,
-                next_evaluation: start.version.0 + config.evaluate_every.max(1),
-                next_checkpoint: start.version.0
-                    + config.checkpoints.as_ref().map_or(0, |c| c.every.max(1)),
-                ..Progress::default()
-            },
             layout,
             config,
         };
@@ -356,8 +301,8 @@ impl Run {
             shards: self.layout.shards(),
             parameters: self.layout.total() as u64,
             samples: self.config.samples,
-            used: self.progress.samples_before,
-            version: self.progress.version,
+            used: self.ending.samples_before,
+            version: self.updates.version,
             staging_bytes: one * u64::from(staging),
         });
     }
@@ -397,16 +342,16 @@ impl Run {
             let now = self.now();
             self.publish(now);
             self.check_limits();
-            if self.stop.is_none() {
+            if self.ending.reason.is_none() {
                 self.core.advance(now);
-                self.act();
-                if self.study_at.is_none_or(|at| at <= now) {
-                    self.study_at = None;
+                act(self);
+                if self.study.at.is_none_or(|at| at <= now) {
+                    self.study.at = None;
                     self.core.study();
                 }
             }
             self.tell_of_wait(now);
-            if self.stop.is_some() && self.is_settled() {
+            if self.ending.reason.is_some() && self.is_settled() {
                 break;
             }
         }
@@ -420,8 +365,9 @@ impl Run {
     }
 
     fn deadline(&self) -> Instant {
-        let wakes = [self.core.next_wake(), self.credits.next_wake(self.now()), self.study_at];
-        let wake = wakes.into_iter().flatten().min().filter(|_| self.stop.is_none());
+        let wakes =
+            [self.core.next_wake(), self.members.credits.next_wake(self.now()), self.study.at];
+        let wake = wakes.into_iter().flatten().min().filter(|_| self.ending.reason.is_none());
         let tick = self.now() + TICK.min(self.config.liveness / 4);
         self.clock + Duration::from_nanos(wake.map_or(tick, |wake| wake.min(tick)).as_nanos())
     }
@@ -431,19 +377,13 @@ impl Run {
         self.record(Event { at, kind });
     }
 
-    fn record(&mut self, event: Event) {
-        self.wait_notice.see(&event);
-        // Whoever watched has gone; the run goes on.
-        let _ = self.events.send(event);
-    }
-
     fn handle(&mut self, input: Input) {
         match input {
             Input::Call(call) => self.meet(call),
             Input::Worker { worker, session, message, _place } => {
-                if self.workers.is_current(worker, session) {
+                if self.members.workers.is_current(worker, session) {
                     let now = self.now();
-                    self.liveness.heard(worker, now);
+                    self.members.liveness.heard(worker, now);
                     self.hear(worker, message);
                 }
             }
@@ -466,91 +406,19 @@ impl Run {
 
     /// The first failure is the cause; others follow from it.
     fn fail(&mut self, error: String) {
-        self.update = None;
-        self.snapshot = None;
-        if !matches!(self.stop, Some(StopReason::Failed(_))) {
-            self.stop = Some(StopReason::Failed(error));
+        self.updates.current = None;
+        self.snapshots.gathering = None;
+        if !matches!(self.ending.reason, Some(StopReason::Failed(_))) {
+            self.ending.reason = Some(StopReason::Failed(error));
         }
-    }
-
-    /// Carries out what the core decided.
-    fn act(&mut self) {
-        while let Some(event) = self.core.poll_event() {
-            match &event.kind {
-                EventKind::RoundStarted { round, work } => {
-                    self.progress.began.get_or_insert(event.at);
-                    self.progress.open_loss = 0.0;
-                    self.progress.open_stale = vec![0; self.shards.len()];
-                    self.progress.open_parts = vec![Duration::ZERO; self.shards.len()];
-                    self.doubtful = false;
-                    let last = event.at.since(std::mem::replace(&mut self.opened, event.at));
-                    self.study_at = Some(event.at + FETCHING.min(last / 2));
-                    self.bring_up_to_date(round.base());
-                    for work in work {
-                        self.give(work, round.base());
-                    }
-                }
-                EventKind::Enlisted { round, work } => self.give(work, round.base()),
-                EventKind::Arrived { worker, base, share, loss, blocks, .. } => {
-                    self.progress.open_loss += share * loss;
-                    self.doubtful = false;
-                    let accept =
-                        ToShard::Accept { worker: *worker, base: *base, share: *share as f32 };
-                    let there =
-                        |shard: &&ShardId| blocks.contains(self.layout.shard_blocks(shard.0).start);
-                    let fresh = self.core.shards().fresh().iter();
-                    self.shards.send_to(fresh.filter(there), &accept);
-                    self.release(*worker, *base);
-                }
-                EventKind::Landed { worker, base, shard, share } => {
-                    let accept =
-                        ToShard::Accept { worker: *worker, base: *base, share: *share as f32 };
-                    self.shards.send_to([shard], &accept);
-                }
-                EventKind::Late { worker, base, .. } => {
-                    self.shards.discard(*worker, *base);
-                    self.release(*worker, *base);
-                }
-                EventKind::Cut { round, stragglers, .. }
-                    if self.core.machine().stops_stragglers() =>
-                {
-                    let cut = ToWorker::Cut { base: round.base() };
-                    self.workers.send_all(stragglers.iter().copied(), &cut);
-                }
-                EventKind::Closed { round, closes, .. } => {
-                    self.close(*round, closes);
-                    if self.config.is_weak() && self.core.machine().stops_stragglers() {
-                        self.give_up_parts(round.base());
-                    }
-                }
-                _ => {}
-            }
-            self.record(event);
-        }
-    }
-
-    /// What couriers still carry of a round that is closed is of no use, and they do not say so.
-    fn give_up_parts(&mut self, base: Version) {
-        for (worker, base) in self.core.give_up_parts(base) {
-            self.shards.discard(worker, base);
-            self.release(worker, base);
-        }
-    }
-
-    fn give(&mut self, work: &Work, base: Version) {
-        let push_at_once = self.credits.reserve(work.worker, base, self.workers.len());
-        let behind = self.core.shards().left_out().map(|shard| shard.0).collect();
-        let portion = work.portion.clone();
-        let message = ToWorker::Work { base, portion, push_at_once, behind };
-        self.workers.send(work.worker, &message);
     }
 
     fn check_limits(&mut self) {
         let now = self.now();
         let limits = &self.config.limits;
         let reason = match () {
-            () if self.update.is_none()
-                && limits.rounds.is_some_and(|r| self.progress.version.0 >= r) =>
+            () if self.updates.current.is_none()
+                && limits.rounds.is_some_and(|r| self.updates.version.0 >= r) =>
             {
                 Some(StopReason::Rounds)
             }
@@ -562,5 +430,76 @@ impl Run {
         if let Some(reason) = reason {
             self.stop_because(reason);
         }
+    }
+}
+
+impl Driver for Run {
+    fn coordinator(&mut self) -> &mut Coordinator {
+        &mut self.core
+    }
+
+    fn opened(&mut self, round: Round, at: Time) {
+        self.updates.open(at);
+        self.members.doubtful = false;
+        let last = at.since(std::mem::replace(&mut self.study.opened, at));
+        self.study.at = Some(at + FETCHING.min(last / 2));
+        self.bring_up_to_date(round.base());
+    }
+
+    fn give(&mut self, base: Version, work: &[Work]) {
+        for Work { id, worker, portion, .. } in work {
+            let (id, worker, portion) = (*id, *worker, portion.clone());
+            let workers = self.members.workers.len();
+            let push_at_once = self.members.credits.reserve(worker, id, workers);
+            let behind = self.core.shards().left_out().map(|shard| shard.0).collect();
+            let message = ToWorker::Work { id, base, portion, push_at_once, behind };
+            self.members.workers.send(worker, &message);
+        }
+    }
+
+    fn accept(&mut self, accepted: &Accepted<'_>) {
+        let &Accepted { id, worker, loss, blocks, share, .. } = accepted;
+        self.updates.open.loss += share * loss;
+        self.members.doubtful = false;
+        let accept = ToShard::Accept { worker, id, share: share as f32 };
+        let there = |shard: &&ShardId| blocks.contains(self.layout.shard_blocks(shard.0).start);
+        let fresh = self.core.shards().fresh().iter();
+        self.shards.send_to(fresh.filter(there), &accept);
+        self.release(worker, id);
+    }
+
+    fn accept_part(&mut self, part: &AcceptedPart) {
+        let &AcceptedPart { id, worker, shard, share, .. } = part;
+        let accept = ToShard::Accept { worker, id, share: share as f32 };
+        self.shards.send_to([&shard], &accept);
+    }
+
+    fn discard(&mut self, worker: WorkerId, id: ContributionId) {
+        self.shards.send_all(&ToShard::Discard { worker, id });
+        self.release(worker, id);
+    }
+
+    fn stop(&mut self, base: Version, stragglers: &[WorkerId]) {
+        self.members.workers.send_all(stragglers.iter().copied(), &ToWorker::Cut { base });
+    }
+
+    fn close(
+        &mut self,
+        round: Round,
+        closes: &[BlockClose],
+        _run_times: &[(WorkerId, RunTime)],
+        _at: Time,
+    ) {
+        self.begin_update(round, closes);
+        if self.config.is_weak() && self.core.machine().stops_stragglers() {
+            // Threads that still carry parts of a closed round do not say so.
+            self.core.give_up_parts(round.base());
+        }
+    }
+
+    fn record(&mut self, event: Event) {
+        self.wait_notice.see(&event);
+        // Nobody may be watching any more; the run goes on.
+        let _ = self.events.send(event);
     }
 }

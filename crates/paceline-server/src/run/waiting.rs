@@ -91,11 +91,11 @@ impl WaitNotice {
 impl Run {
     /// Names the workers that the open round waits for, if it has waited for long.
     pub(super) fn tell_of_wait(&mut self, now: Time) {
-        if self.stop.is_some() {
+        if self.ending.reason.is_some() {
             return;
         }
         if let Some((round, waited, workers)) = self.wait_notice.due(now) {
-            let name = |worker| (worker, self.workers.name(worker).to_owned());
+            let name = |worker| (worker, self.members.workers.name(worker).to_owned());
             let workers = workers.into_iter().map(name).collect();
             self.emit(EventKind::Waiting { round, waited, workers });
         }

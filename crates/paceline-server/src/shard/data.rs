@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use paceline_core::{LeaveReason, Version, WorkerId};
+use paceline_core::{ContributionId, LeaveReason, Version, WorkerId};
 use paceline_params::{Half, Layout, Lease, WireType, all_finite};
 use paceline_shm::Meeting;
 use paceline_wire::{
@@ -47,14 +47,14 @@ pub(crate) enum DataError {
     WrongType { block: u32, got: WireType, expected: WireType },
     #[error("block {block} has {got} values, expected {expected}")]
     WrongLength { block: u32, got: usize, expected: usize },
-    #[error("block {block} is from {got}, the contribution began with {expected}")]
-    MixedVersions { block: u32, got: Version, expected: Version },
-    #[error("a contribution from {got} came after one from {last}")]
-    Backwards { got: Version, last: Version },
-    #[error("gradient of {tensor} from {base} is not finite at element {element}{hint}")]
-    NotFinite { tensor: String, element: usize, base: Version, hint: &'static str },
-    #[error("a gradient in shared memory came inside a contribution from {0}")]
-    Inside(Version),
+    #[error("block {block} is of {got}, the contribution began as {expected}")]
+    Mixed { block: u32, got: ContributionId, expected: ContributionId },
+    #[error("contribution {got} came after {last}")]
+    Backwards { got: ContributionId, last: ContributionId },
+    #[error("gradient of {tensor} in {id} is not finite at element {element}{hint}")]
+    NotFinite { tensor: String, element: usize, id: ContributionId, hint: &'static str },
+    #[error("a gradient in shared memory came inside contribution {0}")]
+    Inside(ContributionId),
     #[error(transparent)]
     Sharing(#[from] SharingError),
     #[error("the shard has stopped")]
@@ -65,7 +65,7 @@ impl DataError {
     /// The flat vector's element `at` is not finite.
     pub(crate) fn not_finite(
         layout: &Layout,
-        base: Version,
+        id: ContributionId,
         at: usize,
         hint: &'static str,
     ) -> Self {
@@ -74,7 +74,7 @@ impl DataError {
             .find(|(_, range)| range.contains(&at))
             .expect("tensors tile the flat vector");
         let (tensor, element) = (tensor.name.clone(), at - range.start);
-        DataError::NotFinite { tensor, element, base, hint }
+        DataError::NotFinite { tensor, element, id, hint }
     }
 
     /// Why its worker is gone.
@@ -90,7 +90,7 @@ impl DataError {
 
 /// A contribution of which some blocks have come.
 struct Partial {
-    base: Version,
+    id: ContributionId,
     parts: Vec<Lease>,
     place: Place,
 }
@@ -103,8 +103,8 @@ pub(crate) struct DataConnection<R, W> {
     shard: mpsc::Sender<ShardInbox>,
     reader: FrameReader<R>,
     writer: FrameWriter<W>,
-    /// What its last contribution was computed from.
-    last: Option<Version>,
+    /// Its last contribution.
+    last: Option<ContributionId>,
     turn: Arc<Semaphore>,
     /// Where it may share memory with the shard.
     meeting: Option<Meeting>,
@@ -176,11 +176,11 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
                         }
                         ToData::Abandon { .. } => partial = None,
                         ToData::Memory => self.share()?,
-                        ToData::Push { base, segment } => {
+                        ToData::Push { id, segment } => {
                             if let Some(partial) = &partial {
-                                return Err(DataError::Inside(partial.base));
+                                return Err(DataError::Inside(partial.id));
                             }
-                            self.push(base, segment).await?;
+                            self.push(id, segment).await?;
                         }
                         ToData::Cancel => self.confirm_cancel().await?,
                     }
@@ -196,17 +196,17 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         values: usize,
     ) -> Result<Option<Partial>, DataError> {
         let head = self.reader.block_head().await?;
-        let base = Version(head.version);
+        let id = ContributionId(head.key);
         let due = self.store.layout.shard_blocks(self.store.index);
         let expected = due.start + partial.as_ref().map_or(0, |p| p.parts.len() as u32);
         check_block(&self.store, head.block, expected, (wire, values))?;
         let mut partial = match partial {
-            Some(partial) if partial.base == base => partial,
+            Some(partial) if partial.id == id => partial,
             Some(partial) => {
-                let (block, expected) = (head.block, partial.base);
-                return Err(DataError::MixedVersions { block, got: base, expected });
+                let (block, expected) = (head.block, partial.id);
+                return Err(DataError::Mixed { block, got: id, expected });
             }
-            None => Partial { base, parts: Vec::new(), place: self.begin(base).await? },
+            None => Partial { id, parts: Vec::new(), place: self.begin(id).await? },
         };
         let mut part = self.store.pool.lease(values).expect("a place has room for every block");
         self.reader.values(wire, &mut part).await?;
@@ -215,18 +215,18 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         self.store.carry(bytes).await;
         self.store.traffic.received(bytes);
         let at = self.store.layout.block_range(head.block).start;
-        check_finite(&self.store.layout, wire, at, base, &part)?;
+        check_finite(&self.store.layout, wire, at, id, &part)?;
         partial.parts.push(part);
         if partial.parts.len() < due.len() {
             return Ok(Some(partial));
         }
-        self.stage(base, Parts::Received(partial.parts), partial.place)?;
+        self.stage(id, Parts::Received(partial.parts), partial.place)?;
         Ok(None)
     }
 
-    fn stage(&self, base: Version, parts: Parts, place: Place) -> Result<(), DataError> {
+    fn stage(&self, id: ContributionId, parts: Parts, place: Place) -> Result<(), DataError> {
         let (worker, session) = (self.worker, self.session);
-        let staged = Staged { worker, base, session, parts, _place: Some(place) };
+        let staged = Staged { worker, id, session, parts, _place: Some(place) };
         self.shard.send(ShardInbox::Staged(staged)).map_err(|_| DataError::Stopped)
     }
 
@@ -240,18 +240,18 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
 
     /// A whole contribution is in the worker's memory, and stays there. What is not finite in it is
     /// found when it is folded: to look for it here would be one more pass over all of it.
-    async fn push(&mut self, base: Version, segment: u32) -> Result<(), DataError> {
+    async fn push(&mut self, id: ContributionId, segment: u32) -> Result<(), DataError> {
         let shared = self.shared.as_ref().ok_or(SharingError::NotInvited)?;
         let view = shared.view(segment)?;
-        let place = self.begin(base).await?;
+        let place = self.begin(id).await?;
         self.store.traffic.shared(self.store.bytes());
-        self.stage(base, Parts::Mapped { view, share: 1.0 }, place)
+        self.stage(id, Parts::Mapped { view, share: 1.0 }, place)
     }
 
-    /// Waits for a place. Versions only go forward: what is pushed twice is counted once.
-    async fn begin(&mut self, base: Version) -> Result<Place, DataError> {
-        match self.last.replace(base) {
-            Some(last) if base <= last => return Err(DataError::Backwards { got: base, last }),
+    /// Waits for a place. Ids only go forward: a contribution that is pushed twice is counted once.
+    async fn begin(&mut self, id: ContributionId) -> Result<Place, DataError> {
+        match self.last.replace(id) {
+            Some(last) if id <= last => return Err(DataError::Backwards { got: id, last }),
             _ => {}
         }
         Ok(Place { _turn: permit(&self.turn).await?, _room: permit(&self.store.room).await? })
@@ -403,7 +403,7 @@ impl<W: AsyncWrite + Unpin> Answer<'_, W> {
         let first = self.store.layout.shard_blocks(self.store.index).start;
         for (block, values) in (first..).zip(published.blocks.iter().flat_map(|b| b.iter())) {
             let values = values.values();
-            let head = BlockHead { version: published.version.0, block };
+            let head = BlockHead { key: published.version.0, block };
             let bytes = values.header().frame_len();
             self.store.carry(bytes).await;
             if stop.load(Ordering::Relaxed) {
@@ -446,7 +446,7 @@ fn check_finite(
     layout: &Layout,
     wire: WireType,
     at: usize,
-    base: Version,
+    id: ContributionId,
     values: &[f32],
 ) -> Result<(), DataError> {
     let Err(index) = all_finite(values) else { return Ok(()) };
@@ -456,5 +456,5 @@ fn check_finite(
         }
         _ => "",
     };
-    Err(DataError::not_finite(layout, base, at + index, hint))
+    Err(DataError::not_finite(layout, id, at + index, hint))
 }

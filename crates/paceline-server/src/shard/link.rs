@@ -142,7 +142,7 @@ impl<R: AsyncRead + Unpin> ReportReader<R> {
             return Err(FrameError::WrongKind { expected: "control" });
         };
         let (index, slot) = (report.blocks.len(), frames.len());
-        let due = BlockHead { version: slot as u64, block: index as u32 };
+        let due = BlockHead { key: slot as u64, block: index as u32 };
         frames.push(read_values(&mut self.reader, header, due, self.shape.lengths[index]).await?);
         if frames.len() > self.shape.slots {
             let values = frames.remove(0);
@@ -174,7 +174,7 @@ async fn write_frame<W: AsyncWrite + Unpin>(
     block: usize,
     frame: usize,
 ) -> Result<(), FrameError> {
-    let head = BlockHead { version: frame as u64, block: block as u32 };
+    let head = BlockHead { key: frame as u64, block: block as u32 };
     let values = match frame {
         0 => blocks[block].values(),
         slot => &blocks[block].slots()[slot - 1],
@@ -190,7 +190,7 @@ async fn read_blocks<R: AsyncRead + Unpin>(
     for (index, &len) in (0..).zip(&shape.lengths) {
         let mut frames = Vec::with_capacity(1 + shape.slots);
         for slot in 0..=shape.slots as u64 {
-            let (header, due) = (reader.header().await?, BlockHead { version: slot, block: index });
+            let (header, due) = (reader.header().await?, BlockHead { key: slot, block: index });
             frames.push(read_values(reader, header, due, len).await?);
         }
         let values = frames.remove(0);

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paceline_core::{BlockClose, Version, WorkerId};
+use paceline_core::{BlockClose, ContributionId, Version, WorkerId};
 use paceline_params::{Block, ParamHash, Spares, Update, WireType, narrow, norm_squared};
 use paceline_wire::message::{Apply, ShardSpec};
 use thiserror::Error;
@@ -21,8 +21,8 @@ use super::{
 /// The coordinator asked for what cannot be: the shard and it no longer agree.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub(crate) enum ShardError {
-    #[error("{worker}'s contribution from {base} was accepted but is not staged here")]
-    NotStaged { worker: WorkerId, base: Version },
+    #[error("{worker}'s contribution {id} was accepted but is not staged here")]
+    NotStaged { worker: WorkerId, id: ContributionId },
     #[error("{0} is a member of the close but was not accepted here")]
     NotAccepted(WorkerId),
     #[error("blocks were sent for {got} of {expected} blocks")]
@@ -42,7 +42,7 @@ pub(crate) fn unfolded(staging: u32) -> usize {
 pub(crate) struct Spoilt {
     pub(crate) worker: WorkerId,
     pub(crate) session: u64,
-    pub(crate) base: Version,
+    pub(crate) id: ContributionId,
     /// The first of them, in the flat vector.
     pub(crate) at: usize,
     block: usize,
@@ -62,7 +62,7 @@ pub(crate) struct ShardState {
     /// Sums that are spent. The one used last is used next: it is still in the cache.
     spent: Vec<Vec<f32>>,
     spares: Spares,
-    staged: BTreeMap<(WorkerId, Version), Staged>,
+    staged: BTreeMap<(WorkerId, ContributionId), Staged>,
     /// Accepted and not folded, in order of acceptance.
     accepted: Vec<(WorkerId, Staged)>,
     /// In the sums already.
@@ -152,11 +152,11 @@ impl ShardState {
 
     /// A contribution is here as a whole.
     pub(crate) fn stage(&mut self, staged: Staged) {
-        self.staged.insert((staged.worker, staged.base), staged);
+        self.staged.insert((staged.worker, staged.id), staged);
     }
 
-    pub(crate) fn discard(&mut self, worker: WorkerId, base: Version) {
-        self.staged.remove(&(worker, base));
+    pub(crate) fn discard(&mut self, worker: WorkerId, id: ContributionId) {
+        self.staged.remove(&(worker, id));
     }
 
     pub(crate) fn forget(&mut self, worker: WorkerId) {
@@ -167,11 +167,11 @@ impl ShardState {
     pub(crate) fn accept(
         &mut self,
         worker: WorkerId,
-        base: Version,
+        id: ContributionId,
         share: f32,
     ) -> Result<(), ShardError> {
-        let staged = self.staged.remove(&(worker, base));
-        let mut staged = staged.ok_or(ShardError::NotStaged { worker, base })?;
+        let staged = self.staged.remove(&(worker, id));
+        let mut staged = staged.ok_or(ShardError::NotStaged { worker, id })?;
         match &mut staged.parts {
             Parts::Received(parts) if share != 1.0 => {
                 parts.iter_mut().flat_map(|part| part.iter_mut()).for_each(|x| *x *= share);
@@ -212,9 +212,9 @@ impl ShardState {
         let mut sum = self.sums[block].take().or_else(|| self.spent.pop()).unwrap_or_default();
         sum.resize(range.len(), 0.0);
         for (source, tile, at) in self.tiles.fold(&mut sum, first, &sources) {
-            let Staged { worker, session, base, .. } = *staged[source];
+            let Staged { worker, session, id, .. } = *staged[source];
             let at = range.start + at;
-            self.spoilt.push(Spoilt { worker, session, base, at, block, tile });
+            self.spoilt.push(Spoilt { worker, session, id, at, block, tile });
         }
         self.sums[block] = Some(sum);
         self.fold_time += began.elapsed();
@@ -396,7 +396,7 @@ mod tests {
         };
         Staged {
             worker: WorkerId(worker),
-            base: Version(0),
+            id: ContributionId(0),
             session: 0,
             parts: Parts::Received((0..3).map(part).collect()),
             _place: None,
@@ -423,9 +423,9 @@ mod tests {
             for worker in 0..3 {
                 shard.stage(staged(worker, [1.0; 6]));
             }
-            shard.accept(WorkerId(2), Version(0), 1.0).unwrap();
+            shard.accept(WorkerId(2), ContributionId(0), 1.0).unwrap();
             shard.fold_accepted(9);
-            shard.accept(WorkerId(0), Version(0), 1.0).unwrap();
+            shard.accept(WorkerId(0), ContributionId(0), 1.0).unwrap();
             let norms = shard.close(vec![close(Blocks::All, &[0, 2])], None).unwrap();
             assert_eq!(norms, [6.0 * 4.0]);
             shard.apply(&update(&[0.5])).unwrap();
@@ -438,8 +438,8 @@ mod tests {
         let mut shard = shard(false);
         shard.stage(staged(0, [1.0; 6]));
         shard.stage(staged(1, [2.0; 6]));
-        shard.accept(WorkerId(0), Version(0), 1.0).unwrap();
-        shard.accept(WorkerId(1), Version(0), 0.5).unwrap();
+        shard.accept(WorkerId(0), ContributionId(0), 1.0).unwrap();
+        shard.accept(WorkerId(1), ContributionId(0), 0.5).unwrap();
         shard.close(vec![close(Blocks::All, &[0, 1])], Some(&update(&[1.0]))).unwrap();
         assert_eq!(values(&shard), [-2.0; 6]);
     }
@@ -453,8 +453,8 @@ mod tests {
         let parts = Parts::Mapped { view, share: 1.0 };
         shard.stage(Staged { parts, session: 7, ..staged(0, [0.0; 6]) });
         shard.stage(staged(1, [1.0; 6]));
-        shard.accept(WorkerId(0), Version(0), 0.5).unwrap();
-        shard.accept(WorkerId(1), Version(0), 1.0).unwrap();
+        shard.accept(WorkerId(0), ContributionId(0), 0.5).unwrap();
+        shard.accept(WorkerId(1), ContributionId(0), 1.0).unwrap();
         // In one block it is not finite.
         segment[5] = f32::INFINITY;
         let members = vec![(WorkerId(0), 3.0), (WorkerId(1), 1.0)];
@@ -477,7 +477,7 @@ mod tests {
         let view = Arc::new(View::of(&segment, 6).unwrap());
         let parts = Parts::Mapped { view, share: 1.0 };
         shard.stage(Staged { parts, ..staged(0, [0.0; 6]) });
-        shard.accept(WorkerId(0), Version(0), 1.0).unwrap();
+        shard.accept(WorkerId(0), ContributionId(0), 1.0).unwrap();
         let norms = shard.close(vec![close(Blocks::All, &[0])], Some(&update(&[1.0]))).unwrap();
         assert_eq!(values(&shard), [0.0, 0.0, -1.0, -1.0, -1.0, -1.0]);
         assert_eq!(norms, [4.0]);
@@ -488,7 +488,7 @@ mod tests {
         let mut shard = shard(false);
         for worker in 0..8 {
             shard.stage(staged(worker, [1.0; 6]));
-            shard.accept(WorkerId(worker), Version(0), 1.0).unwrap();
+            shard.accept(WorkerId(worker), ContributionId(0), 1.0).unwrap();
             shard.fold_accepted(8);
         }
         assert_eq!((shard.folded.len(), shard.accepted.len()), (4, 4));
@@ -503,7 +503,7 @@ mod tests {
         let mut shard = shard(true);
         for worker in 0..2 {
             shard.stage(staged(worker, [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]));
-            shard.accept(WorkerId(worker), Version(0), 1.0).unwrap();
+            shard.accept(WorkerId(worker), ContributionId(0), 1.0).unwrap();
         }
         let first = Blocks::Only(BTreeSet::from([0, 2]));
         let rest = Blocks::Only(BTreeSet::from([1]));
@@ -517,12 +517,12 @@ mod tests {
         let mut shard = shard(true);
         shard.stage(staged(0, [1.0; 6]));
         shard.stage(staged(1, [1.0; 6]));
-        shard.accept(WorkerId(0), Version(0), 1.0).unwrap();
+        shard.accept(WorkerId(0), ContributionId(0), 1.0).unwrap();
         shard.forget(WorkerId(0));
         shard.forget(WorkerId(1));
-        let missing = shard.accept(WorkerId(1), Version(0), 1.0).unwrap_err();
-        let (worker, base) = (WorkerId(1), Version(0));
-        assert_eq!(missing, ShardError::NotStaged { worker, base });
+        let missing = shard.accept(WorkerId(1), ContributionId(0), 1.0).unwrap_err();
+        let (worker, id) = (WorkerId(1), ContributionId(0));
+        assert_eq!(missing, ShardError::NotStaged { worker, id });
         shard.close(vec![close(Blocks::All, &[0])], Some(&update(&[1.0]))).unwrap();
         assert_eq!(values(&shard), [-1.0; 6]);
     }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use paceline_core::{Version, WorkerId};
+use paceline_core::{ContributionId, Version, WorkerId};
 use paceline_params::{BufferPool, Half, Layout, Lease, WireType};
 use paceline_shm::View;
 use paceline_wire::{frame::Values, message::ShardSpec};
@@ -20,7 +20,7 @@ use crate::{credits::at_once, faults::ShardFaults};
 #[derive(Debug)]
 pub(crate) struct Staged {
     pub(crate) worker: WorkerId,
-    pub(crate) base: Version,
+    pub(crate) id: ContributionId,
     /// Which incarnation of the worker it is from.
     pub(crate) session: u64,
     pub(crate) parts: Parts,

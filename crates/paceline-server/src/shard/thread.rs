@@ -102,10 +102,10 @@ impl ShardThread {
     /// one without them.
     fn tell_spoilt(&mut self) {
         let mut told = Vec::new();
-        for Spoilt { worker, session, base, at, .. } in self.state.take_spoilt() {
+        for Spoilt { worker, session, id, at, .. } in self.state.take_spoilt() {
             if !told.contains(&worker) {
                 told.push(worker);
-                let why = DataError::not_finite(&self.store.layout, base, at, "").why();
+                let why = DataError::not_finite(&self.store.layout, id, at, "").why();
                 self.say(FromShard::Gone { worker, session, why });
             }
         }
@@ -116,10 +116,10 @@ impl ShardThread {
         let command = match input {
             ShardInbox::Command(command) => command,
             ShardInbox::Staged(staged) => {
-                let Staged { worker, base, session, .. } = staged;
+                let Staged { worker, id, session, .. } = staged;
                 if self.store.is_admitted(worker, session) {
                     self.state.stage(staged);
-                    self.say(FromShard::Staged { worker, session, base });
+                    self.say(FromShard::Staged { worker, session, id });
                 }
                 return Ok(true);
             }
@@ -132,8 +132,8 @@ impl ShardThread {
                 self.store.forget(worker);
                 self.state.forget(worker);
             }
-            ToShard::Accept { worker, base, share } => self.state.accept(worker, base, share)?,
-            ToShard::Discard { worker, base } => self.state.discard(worker, base),
+            ToShard::Accept { worker, id, share } => self.state.accept(worker, id, share)?,
+            ToShard::Discard { worker, id } => self.state.discard(worker, id),
             ToShard::Close { closes, apply } => {
                 if let Some(apply) = &apply {
                     self.take_down(apply);

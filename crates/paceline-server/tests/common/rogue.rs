@@ -1,11 +1,12 @@
 //! Peers that do what no honest one does, byte by byte.
 
 use std::{
+    collections::BTreeMap,
     io::{ErrorKind, Read, Write},
     net::{Shutdown, SocketAddr, TcpStream},
 };
 
-use paceline_core::Version;
+use paceline_core::{ContributionId, Version};
 use paceline_params::WireType;
 use paceline_wire::{
     BlockingReader,
@@ -49,8 +50,8 @@ impl Line {
         self.send(&encode_control(message).unwrap());
     }
 
-    pub fn block(&mut self, base: Version, block: u32, values: &[f32]) {
-        self.send(&BlockHead { version: base.0, block }.encode(WireType::F32, values.len()));
+    pub fn block(&mut self, id: ContributionId, block: u32, values: &[f32]) {
+        self.send(&BlockHead { key: id.0, block }.encode(WireType::F32, values.len()));
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.send(&bytes);
     }
@@ -91,6 +92,8 @@ pub struct Rogue {
     /// To share memory, one from each shard.
     pub invitations: Vec<Option<Invitation>>,
     pub job: Job,
+    /// What it was given on each version.
+    pub ids: BTreeMap<Version, ContributionId>,
 }
 
 /// The number rogues ask for.
@@ -104,7 +107,7 @@ impl Rogue {
         let Reply::Welcome(job) = control.hear::<Reply<Job>>() else { panic!("not let in") };
         let shards = 0..job.layout.shards();
         let (data, invitations) = shards.map(|shard| Self::connect(address, &job, shard)).unzip();
-        Rogue { control, data, invitations, job }
+        Rogue { control, data, invitations, job, ids: BTreeMap::new() }
     }
 
     fn connect(address: SocketAddr, job: &Job, shard: u32) -> (Line, Option<Invitation>) {
@@ -123,10 +126,16 @@ impl Rogue {
     /// Waits for work, whatever else it is told.
     pub fn work(&mut self) -> (Version, u32) {
         loop {
-            if let ToWorker::Work { base, portion, .. } = self.control.hear() {
+            if let ToWorker::Work { id, base, portion, .. } = self.control.hear() {
+                self.ids.insert(base, id);
                 return (base, portion.len());
             }
         }
+    }
+
+    /// What it was given on `base`, or a contribution that nobody was given.
+    pub fn id(&self, base: Version) -> ContributionId {
+        self.ids.get(&base).copied().unwrap_or(ContributionId(u64::MAX))
     }
 
     pub fn pull(&mut self, version: Version) -> Vec<f32> {
@@ -149,7 +158,8 @@ impl Rogue {
     pub fn push_block(&mut self, base: Version, gradient: &[f32], block: u32) {
         let shard = self.job.layout.shard_of(block) as usize;
         let range = self.job.layout.block_range(block);
-        self.data[shard].block(base, block, &gradient[range]);
+        let id = self.id(base);
+        self.data[shard].block(id, block, &gradient[range]);
     }
 
     pub fn push(&mut self, base: Version, gradient: &[f32]) {
@@ -159,7 +169,8 @@ impl Rogue {
     }
 
     pub fn done(&mut self, base: Version, weight: f64, loss: f64) {
-        self.control.say(&FromWorker::Done { base, weight, loss, square: None, stale: Vec::new() });
+        let id = self.id(base);
+        self.control.say(&FromWorker::Done { id, weight, loss, square: None, stale: Vec::new() });
     }
 
     /// Waits until every one of its connections is closed.

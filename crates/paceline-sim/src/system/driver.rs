@@ -8,8 +8,9 @@ use std::{
 };
 
 use paceline_core::{
-    BlockClose, Blocks, Contribution, Coordinator, CutReason, EventKind, LeaveReason, Ledger,
-    Phase, Policy, Round, RoundConfig, ShardId, Straggler, Time, Version, Work, WorkerId,
+    Accepted, AcceptedPart, Announcement, BlockClose, ContributionId, Coordinator, CutReason,
+    Driver, Event, EventKind, LeaveReason, Ledger, Phase, Policy, Round, RoundConfig, RunTime,
+    ShardId, Straggler, Time, Version, Work, WorkerId, act,
 };
 
 use super::{
@@ -27,13 +28,15 @@ use crate::{
 };
 
 /// Everything there is, at one moment.
-pub(super) struct Driver<'a> {
+pub(super) struct SystemDriver<'a> {
     system: System,
     world: Turns<'a>,
     coordinator: Coordinator,
     network: Network,
     servers: Servers,
     tasks: Vec<Task>,
+    /// The contribution that each worker was given last, whether or not it has heard of it.
+    given: Vec<ContributionId>,
     /// Where workers do not wait for all shards' values.
     intakes: Option<Intakes>,
     /// Workers do not say what becomes of what they push, shard by shard.
@@ -71,13 +74,13 @@ struct Observed {
     updating: bool,
 }
 
-impl<'a> Driver<'a> {
+impl<'a> SystemDriver<'a> {
     pub(super) fn new(
         system: &System,
         weak: Weak,
         world: &'a mut dyn World,
         policy: Box<dyn Policy>,
-    ) -> Driver<'a> {
+    ) -> SystemDriver<'a> {
         let world = Turns::new(world, policy.as_ref());
         let straggler = match system.straggler {
             Straggler::Salvage => Straggler::Abort,
@@ -101,12 +104,13 @@ impl<'a> Driver<'a> {
                 coordinator.with_partial_pushes(&vec![1; system.spec.shards as usize], rule);
         }
         let intakes = pull.map(|rule| Intakes::new(rule, max_stale, world.workers()));
-        Driver {
+        SystemDriver {
             system: System { straggler, ..*system },
             coordinator,
             network: Network::new(&system.spec, world.workers()),
             servers: Servers::new(&system.spec),
             tasks: vec![Task::default(); world.workers()],
+            given: vec![ContributionId::default(); world.workers()],
             intakes,
             apart,
             world,
@@ -135,7 +139,7 @@ impl<'a> Driver<'a> {
                 return Some(self.seen());
             }
             self.coordinator.advance(self.now);
-            self.act();
+            act(self);
             self.coordinator.study();
             let next = self.next()?.max(self.now);
             self.busy += self.network.load() * next.since(self.now).as_secs_f64();
@@ -150,7 +154,7 @@ impl<'a> Driver<'a> {
             seconds,
             server_utilisation: if seconds > 0.0 { self.busy / seconds } else { 0.0 },
             samples: self.coordinator.ledger().counts(),
-            ledger_balanced: self.coordinator.ledger().report().balanced,
+            ledger_balanced: self.coordinator.report().balanced,
             late: self.late,
             awaited: self.awaited,
             cost,
@@ -228,7 +232,7 @@ impl<'a> Driver<'a> {
             {
                 self.computing.pop();
                 if self.tasks[worker.0 as usize].is_at(base) {
-                    self.push(worker, base);
+                    self.push(worker);
                 }
             } else {
                 return;
@@ -242,10 +246,10 @@ impl<'a> Driver<'a> {
                 work.into_iter().for_each(|(worker, task)| self.pull(worker, task))
             }
             Message::Cut(base, workers) => self.hear_cut(base, workers),
-            Message::Aborted(base, workers) => {
-                for worker in workers {
-                    // Who left meanwhile has nothing to give up.
-                    let _ = self.coordinator.handle_aborted(worker, base, 0, self.now);
+            Message::Aborted(stopped) => {
+                for (worker, id) in stopped {
+                    // A worker that left meanwhile has nothing to give up.
+                    let _ = self.coordinator.handle_aborted(worker, id, 0, self.now);
                 }
             }
             Message::Applied(shards) => {
@@ -311,14 +315,14 @@ impl<'a> Driver<'a> {
     }
 
     /// The first byte of a gradient reaches the shards, and word of it the coordinator.
-    fn push(&mut self, worker: WorkerId, base: Version) {
+    fn push(&mut self, worker: WorkerId) {
         let task = &mut self.tasks[worker.0 as usize];
         let shards = task.shards;
         task.left = self.servers.count(shards);
-        let weight = f64::from(task.samples);
-        let contribution =
-            Contribution { worker, base, weight, loss: 0.0, square: None, blocks: Blocks::All };
-        self.coordinator.handle_done(contribution, self.now).expect("it was given that work");
+        let (id, weight) = (task.id, f64::from(task.samples));
+        let announcement = Announcement { id, weight, loss: 0.0, square: None };
+        let announced = self.coordinator.handle_done(worker, announcement, self.now);
+        announced.expect("it was given that work");
         if !self.network.enter(Way::Push, worker.0 as usize, shards, self.now) {
             let shards: Vec<Range<u32>> = self.servers.among(shards).collect();
             shards.into_iter().for_each(|shards| self.staged(worker, shards));
@@ -343,17 +347,16 @@ impl<'a> Driver<'a> {
         let task = &mut self.tasks[worker.0 as usize];
         task.left -= shards.len() as u32;
         task.alive = task.left > 0;
-        let base = task.base.expect("it has work");
+        let id = task.id;
         for shard in shards {
-            let staged = self.coordinator.handle_staged(worker, base, ShardId(shard), self.now);
-            staged.expect("what is whole was given and said");
+            self.coordinator.handle_staged(worker, id, ShardId(shard), self.now);
         }
     }
 
     /// Stragglers stop where they are and say so.
-    fn hear_cut(&mut self, base: Version, workers: Vec<WorkerId>) {
+    fn hear_cut(&mut self, base: Version, workers: Vec<(WorkerId, ContributionId)>) {
         let mut stopped = Vec::with_capacity(workers.len());
-        for worker in workers {
+        for (worker, id) in workers {
             let index = worker.0 as usize;
             let task = &mut self.tasks[index];
             // It may have delivered meanwhile, or not have heard of the round yet.
@@ -364,38 +367,10 @@ impl<'a> Driver<'a> {
                     Some(intakes) => intakes.stop(worker),
                     None => self.network.leave(Way::Pull, index, self.now),
                 }
-                stopped.push(worker);
+                stopped.push((worker, id));
             }
         }
-        self.post.send(Message::Aborted(base, stopped), self.now + self.system.spec.delay);
-    }
-
-    /// Does what the coordinator decided.
-    fn act(&mut self) {
-        let spec = self.system.spec;
-        while let Some(event) = self.coordinator.poll_event() {
-            match event.kind {
-                EventKind::RoundStarted { round, work } => self.hand_out(round.base(), &work),
-                EventKind::Enlisted { round, work } => self.hand_out(round.base(), &[work]),
-                EventKind::Arrived { worker, weight, blocks, .. } => {
-                    self.open.accepted += weight;
-                    self.open.last = self.tasks[worker.0 as usize].split(event.at);
-                    self.fold(event.at, |shard| blocks.contains(shard.0));
-                }
-                EventKind::Landed { shard, .. } => self.fold(event.at, |other| other == shard),
-                EventKind::Late { .. } => self.late += 1,
-                EventKind::Cut { round, reason, stragglers, .. } => {
-                    self.open.reason = Some(reason);
-                    if self.coordinator.machine().stops_stragglers() && !stragglers.is_empty() {
-                        self.post
-                            .send(Message::Cut(round.base(), stragglers), self.now + spec.delay);
-                    }
-                }
-                EventKind::ShardAwaited { .. } => self.awaited += 1,
-                EventKind::Closed { round, closes, .. } => self.close(round, &closes, event.at),
-                _ => {}
-            }
-        }
+        self.post.send(Message::Aborted(stopped), self.now + self.system.spec.delay);
     }
 
     /// Shards that have a part of what was accepted fold it.
@@ -405,8 +380,62 @@ impl<'a> Driver<'a> {
         self.servers.fold(self.servers.present(&have), at);
     }
 
+    /// The shards that the open round has, or the one that has closed.
+    fn present(&self) -> Present {
+        self.servers.present(self.coordinator.shards().fresh())
+    }
+}
+
+impl Driver for SystemDriver<'_> {
+    fn coordinator(&mut self) -> &mut Coordinator {
+        &mut self.coordinator
+    }
+
+    /// Work goes to the workers and their requests to the shards: two ways.
+    fn give(&mut self, base: Version, work: &[Work]) {
+        let shards = self.present();
+        if let Some(intakes) = &mut self.intakes {
+            intakes.open(base, self.coordinator.shards().fresh());
+        }
+        let requests = work.iter().map(|work| {
+            let seconds = self.world.take(work.worker.0 as usize);
+            let compute = Time::span(seconds.expect("who is absent is not live"));
+            (work.worker, Task::new(work, base, shards, compute, self.now))
+        });
+        let requests: Vec<(WorkerId, Task)> = requests.collect();
+        for (worker, task) in &requests {
+            self.given[worker.0 as usize] = task.id;
+        }
+        self.open.given += requests.len();
+        self.post.send(Message::Pull(requests), self.now + 2 * self.system.spec.delay);
+    }
+
+    fn accept(&mut self, accepted: &Accepted<'_>) {
+        self.open.accepted += accepted.weight;
+        self.open.last = self.tasks[accepted.worker.0 as usize].split(accepted.at);
+        self.fold(accepted.at, |shard| accepted.blocks.contains(shard.0));
+    }
+
+    fn accept_part(&mut self, part: &AcceptedPart) {
+        self.fold(part.at, |other| other == part.shard);
+    }
+
+    fn discard(&mut self, _worker: WorkerId, _id: ContributionId) {}
+
+    fn stop(&mut self, base: Version, stragglers: &[WorkerId]) {
+        let id = |&worker: &WorkerId| (worker, self.given[worker.0 as usize]);
+        let cut = Message::Cut(base, stragglers.iter().map(id).collect());
+        self.post.send(cut, self.now + self.system.spec.delay);
+    }
+
     /// The shards that the round has make its update.
-    fn close(&mut self, round: Round, closes: &[BlockClose], at: Time) {
+    fn close(
+        &mut self,
+        round: Round,
+        closes: &[BlockClose],
+        _run_times: &[(WorkerId, RunTime)],
+        at: Time,
+    ) {
         self.open.closed = at;
         self.open.updating = true;
         let shards = self.coordinator.shards();
@@ -434,24 +463,12 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// The shards that the open round has, or the one that has closed.
-    fn present(&self) -> Present {
-        self.servers.present(self.coordinator.shards().fresh())
-    }
-
-    /// Work goes to the workers and their requests to the shards: two ways.
-    fn hand_out(&mut self, base: Version, work: &[Work]) {
-        let shards = self.present();
-        if let Some(intakes) = &mut self.intakes {
-            intakes.open(base, self.coordinator.shards().fresh());
+    fn see(&mut self, event: &Event) {
+        match &event.kind {
+            EventKind::Late { .. } => self.late += 1,
+            EventKind::Cut { reason, .. } => self.open.reason = Some(*reason),
+            EventKind::ShardAwaited { .. } => self.awaited += 1,
+            _ => {}
         }
-        let requests = work.iter().map(|work| {
-            let seconds = self.world.take(work.worker.0 as usize);
-            let compute = Time::span(seconds.expect("who is absent is not live"));
-            (work.worker, Task::new(work, base, shards, compute, self.now))
-        });
-        let requests: Vec<(WorkerId, Task)> = requests.collect();
-        self.open.given += requests.len();
-        self.post.send(Message::Pull(requests), self.now + 2 * self.system.spec.delay);
     }
 }

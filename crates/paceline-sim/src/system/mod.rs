@@ -28,7 +28,7 @@ mod task;
 
 use paceline_core::{Ledger, Policy, Shards, Straggler, WaitRule};
 
-use self::driver::Driver;
+use self::driver::SystemDriver;
 pub use self::{
     outcome::{SystemOutcome, SystemRound},
     preset::PRESETS,
@@ -89,7 +89,7 @@ impl System {
         policy: Box<dyn Policy>,
     ) -> SystemOutcome {
         let (policy, cost) = Timed::new(policy);
-        let mut driver = Driver::new(self, weak, world, Box::new(policy));
+        let mut driver = SystemDriver::new(self, weak, world, Box::new(policy));
         let rounds = (0..rounds).filter_map(|_| driver.round()).collect();
         let cost = cost.lock().expect("nobody panicked with it").clone();
         driver.outcome(rounds, cost)

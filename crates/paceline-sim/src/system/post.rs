@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use paceline_core::{Time, Version, WorkerId};
+use paceline_core::{ContributionId, Time, Version, WorkerId};
 
 use super::task::Task;
 
@@ -11,9 +11,9 @@ pub(super) enum Message {
     /// Workers request parameters from the shards.
     Pull(Vec<(WorkerId, Task)>),
     /// The coordinator tells stragglers of a cut.
-    Cut(Version, Vec<WorkerId>),
+    Cut(Version, Vec<(WorkerId, ContributionId)>),
     /// Stragglers tell the coordinator that they have stopped.
-    Aborted(Version, Vec<WorkerId>),
+    Aborted(Vec<(WorkerId, ContributionId)>),
     /// These shards have applied the update.
     Applied(Range<u32>),
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use paceline_core::{Time, Version, Work};
+use paceline_core::{ContributionId, Time, Version, Work};
 
 use super::servers::Present;
 
@@ -11,6 +11,8 @@ use super::servers::Present;
 pub(super) struct Task {
     /// The version it computes from; `None` before the worker's first work.
     pub(super) base: Option<Version>,
+    /// The contribution that comes of it.
+    pub(super) id: ContributionId,
     /// Whether the work can still become a contribution.
     pub(super) alive: bool,
     /// When the coordinator handed it out.
@@ -38,6 +40,7 @@ impl Task {
     ) -> Task {
         Task {
             base: Some(base),
+            id: work.id,
             alive: true,
             given,
             compute,

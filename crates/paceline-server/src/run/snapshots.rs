@@ -4,17 +4,17 @@ use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
-    sync::PoisonError,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use paceline_core::{EventKind, StopReason, Version};
 use paceline_params::{Block, ParamHash};
 use paceline_wire::message::ToShard;
 
-use super::{Evaluation, Run};
+use super::{Evaluation, Evaluator, Run, checkpoint_retry::CheckpointRetry};
 use crate::{
     checkpoints,
-    config::SavedState,
+    config::{SavedState, ServerConfig},
     input::Input,
     placement::{Gathering, flat},
 };
@@ -28,26 +28,64 @@ pub(super) struct Snapshot {
     checkpoint: Option<SavedState>,
 }
 
+/// Snapshots of a run: the one being gathered, and what came of those before.
+pub(super) struct Snapshots {
+    pub(super) gathering: Option<Snapshot>,
+    pub(super) evaluator: Option<Arc<Mutex<Evaluator>>>,
+    /// An evaluation has not reported back.
+    pub(super) evaluating: bool,
+    /// A checkpoint has not reported back.
+    pub(super) checkpointing: bool,
+    pub(super) retry: CheckpointRetry,
+    pub(super) evaluation: Option<(Version, Evaluation)>,
+    pub(super) checkpointed: Option<(Version, PathBuf)>,
+    pub(super) param_hash: Option<(Version, ParamHash)>,
+    next_evaluation: u64,
+    next_checkpoint: u64,
+}
+
+impl Snapshots {
+    pub(super) fn new(
+        config: &ServerConfig,
+        version: Version,
+        evaluator: Option<Evaluator>,
+    ) -> Snapshots {
+        let every = config.checkpoints.as_ref().map_or(0, |checkpoints| checkpoints.every.max(1));
+        Snapshots {
+            gathering: None,
+            evaluator: evaluator.map(|evaluator| Arc::new(Mutex::new(evaluator))),
+            evaluating: false,
+            checkpointing: false,
+            retry: CheckpointRetry::default(),
+            evaluation: None,
+            checkpointed: None,
+            param_hash: None,
+            next_evaluation: version.0 + config.evaluate_every.max(1),
+            next_checkpoint: version.0 + every,
+        }
+    }
+}
+
 impl Run {
     pub(super) fn snapshot_if_due(&mut self, version: Version) {
-        if self.snapshot.is_some() || self.stop.is_some() {
+        if self.snapshots.gathering.is_some() || self.ending.reason.is_some() {
             return;
         }
         let now = self.now();
-        let progress = &mut self.progress;
-        let evaluate =
-            self.evaluator.is_some() && !self.evaluating && version.0 >= progress.next_evaluation;
+        let evaluate = self.snapshots.evaluator.is_some()
+            && !self.snapshots.evaluating
+            && version.0 >= self.snapshots.next_evaluation;
         if evaluate {
-            progress.next_evaluation = version.0 + self.config.evaluate_every.max(1);
+            self.snapshots.next_evaluation = version.0 + self.config.evaluate_every.max(1);
         }
         let every = self.config.checkpoints.as_ref().map(|checkpoints| checkpoints.every.max(1));
         let due = every.filter(|_| {
-            !self.checkpointing
-                && version.0 >= progress.next_checkpoint
-                && self.checkpoint_retry.is_due(now, false)
+            !self.snapshots.checkpointing
+                && version.0 >= self.snapshots.next_checkpoint
+                && self.snapshots.retry.is_due(now, false)
         });
         if let Some(every) = due {
-            progress.next_checkpoint = version.0 + every;
+            self.snapshots.next_checkpoint = version.0 + every;
         }
         if evaluate || due.is_some() {
             self.take_snapshot(evaluate, due.is_some());
@@ -63,9 +101,9 @@ impl Run {
             balance: SavedState::balance(self.config.balance, self.config.round.batch),
             noise: self.core.noise().clone(),
         };
-        self.snapshot = Some(Snapshot {
-            version: self.progress.version,
-            step: self.step,
+        self.snapshots.gathering = Some(Snapshot {
+            version: self.updates.version,
+            step: self.updates.step,
             gathering: Gathering::new(self.shards.len()),
             evaluate,
             checkpoint: checkpoint.then(state),
@@ -75,33 +113,35 @@ impl Run {
 
     pub(super) fn gathered(&mut self, shard: u32, version: Version, blocks: Vec<Block>) {
         // A shard that is behind has what it has.
-        let Some(snapshot) = self.snapshot.as_mut().filter(|s| s.version >= version) else {
+        let Some(snapshot) = self.snapshots.gathering.as_mut().filter(|s| s.version >= version)
+        else {
             return self.fail(format!("shard {shard} reported {version}, which nobody asked for"));
         };
         let Some(blocks) = snapshot.gathering.add(shard, blocks) else { return };
-        let Some(snapshot) = self.snapshot.take() else { return };
+        let Some(snapshot) = self.snapshots.gathering.take() else { return };
         let Snapshot { version, step, evaluate, checkpoint, .. } = snapshot;
         if evaluate {
             self.evaluate(version, &blocks);
         }
-        let checkpoint = checkpoint.filter(|_| !matches!(self.stop, Some(StopReason::Diverged(_))));
+        let checkpoint =
+            checkpoint.filter(|_| !matches!(self.ending.reason, Some(StopReason::Diverged(_))));
         if let Some(state) = checkpoint {
             self.checkpoint(version, step, &blocks, &state);
         }
-        if self.stop.is_some() {
+        if self.ending.reason.is_some() {
             let mut at = 0;
             let parts = blocks.iter().map(|block| {
                 at += block.values().len();
                 ParamHash::from_values(at - block.values().len(), block.values())
             });
-            self.progress.param_hash = Some((version, parts.collect()));
+            self.snapshots.param_hash = Some((version, parts.collect()));
         }
     }
 
     fn evaluate(&mut self, version: Version, blocks: &[Block]) {
-        let Some(evaluator) = self.evaluator.clone() else { return };
+        let Some(evaluator) = self.snapshots.evaluator.clone() else { return };
         let params = flat(blocks, None);
-        self.evaluating = true;
+        self.snapshots.evaluating = true;
         let evaluate = move || {
             let mut evaluator = evaluator.lock().unwrap_or_else(PoisonError::into_inner);
             Ok(evaluator(&params.into_vec()))
@@ -110,12 +150,12 @@ impl Run {
     }
 
     pub(super) fn evaluated(&mut self, version: Version, result: Result<Evaluation, String>) {
-        self.evaluating = false;
+        self.snapshots.evaluating = false;
         let evaluation = match result {
             Ok(evaluation) => evaluation,
             Err(error) => return self.fail(format!("failed to measure {version}: {error}")),
         };
-        self.progress.evaluation = Some((version, evaluation));
+        self.snapshots.evaluation = Some((version, evaluation));
         let Evaluation { loss, accuracy } = evaluation;
         self.emit(EventKind::Evaluated { version, loss, accuracy });
         if self.config.limits.accuracy.is_some_and(|target| accuracy >= target) {
@@ -130,7 +170,7 @@ impl Run {
         let Some(config) = self.config.checkpoints.clone() else { return };
         let tensors = self.layout.tensors();
         let described = checkpoints::describe(&self.config, tensors, blocks, version, step, state);
-        self.checkpointing = true;
+        self.snapshots.checkpointing = true;
         let write = move || checkpoints::write(&config, &described);
         self.beside(write, move |result| Input::Checkpointed { version, result });
     }
@@ -142,18 +182,18 @@ impl Run {
         version: Version,
         result: Result<Option<PathBuf>, String>,
     ) {
-        self.checkpointing = false;
+        self.snapshots.checkpointing = false;
         match result {
             Ok(Some(path)) => {
-                self.checkpoint_retry.succeeded();
-                self.progress.checkpointed = Some((version, path.clone()));
+                self.snapshots.retry.succeeded();
+                self.snapshots.checkpointed = Some((version, path.clone()));
                 self.emit(EventKind::Checkpointed { version, path });
             }
             Ok(None) => self.diverged(version),
             Err(error) => {
-                let (now, is_ending) = (self.now(), self.stop.is_some());
-                self.progress.next_checkpoint = version.0;
-                let gives_up = self.checkpoint_retry.failed(now, is_ending);
+                let (now, is_ending) = (self.now(), self.ending.reason.is_some());
+                self.snapshots.next_checkpoint = version.0;
+                let gives_up = self.snapshots.retry.failed(now, is_ending);
                 self.emit(EventKind::CheckpointFailed { version, error: error.clone() });
                 if gives_up {
                     self.fail(format!("failed to write the last checkpoint: {error}"));

@@ -1,22 +1,38 @@
-//! Who comes, what they say, and how they go.
+//! The workers of a run: how they join, what they report, and how they leave.
 
 use paceline_core::{
-    Blocks, Contribution, Enough, EventKind, LeaveReason, MachineError, ShardId, Time, Version,
-    WorkerId,
+    Announcement, Contribution, ContributionId, Enough, EventKind, LeaveReason, Liveness,
+    MachineError, ShardId, Time, WorkerId, act,
 };
 use paceline_params::Block;
 use paceline_wire::message::{FromShard, FromWorker, Job, ToShard, ToWorker};
 
 use super::Run;
-use crate::input::{Call, Ended};
+use crate::{
+    credits::Credits,
+    input::{Call, Ended},
+    workers::Workers,
+};
+
+/// The workers that take part, and what each may do.
+pub(super) struct Members {
+    pub(super) workers: Workers,
+    /// The most workers that may take part.
+    pub(super) most: usize,
+    pub(super) credits: Credits,
+    pub(super) liveness: Liveness,
+    /// A worker of the open round was shown out for values that are not finite, and nobody has arrived
+    /// since.
+    pub(super) doubtful: bool,
+}
 
 impl Run {
     pub(super) fn meet(&mut self, call: Call) {
         let Call { wish, name, outbox, reply } = call;
         let refusal = match () {
-            () if self.stop.is_some() => Some("the run is over".to_owned()),
-            () if self.workers.len() >= self.most => {
-                Some(format!("the run is full: it has room for {} workers", self.most))
+            () if self.ending.reason.is_some() => Some("the run is over".to_owned()),
+            () if self.members.workers.len() >= self.members.most => {
+                Some(format!("the run is full: it has room for {} workers", self.members.most))
             }
             () => None,
         };
@@ -24,12 +40,12 @@ impl Run {
             let _ = reply.send(Err(why));
             return;
         }
-        let worker = self.workers.number(wish);
+        let worker = self.members.workers.number(wish);
         let session = rand::random();
         let now = self.now();
         self.shards.send_all(&ToShard::Admit { worker, session });
-        self.workers.add(worker, session, name, outbox);
-        self.liveness.heard(worker, now);
+        self.members.workers.add(worker, session, name, outbox);
+        self.members.liveness.heard(worker, now);
         let _ = reply.send(Ok(self.job(worker, session)));
     }
 
@@ -62,26 +78,21 @@ impl Run {
         let now = self.now();
         let heard = match message {
             FromWorker::Heartbeat { sent } => {
-                self.workers.answer(worker, sent, now, self.config.heartbeat / 4);
+                self.members.workers.answer(worker, sent, now, self.config.heartbeat / 4);
                 Ok(())
             }
             FromWorker::Ready { samples } => {
                 self.join(worker, samples).map_err(LeaveReason::Misbehaved)
             }
-            FromWorker::Progress { base, done } => {
-                self.core.handle_progress(worker, base, done, now);
+            FromWorker::Progress { id, done } => {
+                self.core.handle_progress(worker, id, done, now);
                 Ok(())
             }
-            FromWorker::Done { base, weight, loss, square, stale } => {
-                let blocks = Blocks::All;
-                let said = Contribution { worker, base, weight, loss, square, blocks };
-                self.done(said, &stale)
+            FromWorker::Done { id, weight, loss, square, stale } => {
+                self.announced(worker, Announcement { id, weight, loss, square }, &stale)
             }
-            FromWorker::Aborted { base, done } => {
-                let aborted = self.core.handle_aborted(worker, base, done, now);
-                self.shards.discard(worker, base);
-                self.release(worker, base);
-                aborted.map_err(fault)
+            FromWorker::Aborted { id, done } => {
+                self.core.handle_aborted(worker, id, done, now).map_err(fault)
             }
             FromWorker::Bye => {
                 self.leave(worker, LeaveReason::Finished);
@@ -91,7 +102,7 @@ impl Run {
         if let Err(why) = heard {
             self.leave(worker, why);
         }
-        self.act();
+        act(self);
     }
 
     fn join(&mut self, worker: WorkerId, samples: u32) -> Result<(), String> {
@@ -102,25 +113,28 @@ impl Run {
                  same --data"
             ));
         }
-        let joined = self.core.handle_join(worker, self.workers.name(worker), now);
+        let joined = self.core.handle_join(worker, self.members.workers.name(worker), now);
         joined.map_err(|error| error.to_string())
     }
 
-    fn done(&mut self, contribution: Contribution, stale: &[u32]) -> Result<(), LeaveReason> {
-        let (now, worker, base) = (self.now(), contribution.worker, contribution.base);
-        self.core.handle_done(contribution, now).map_err(fault)?;
-        self.said.insert(worker, (base, now));
+    /// A worker announces a contribution: it is told when it may push.
+    fn announced(
+        &mut self,
+        worker: WorkerId,
+        announcement: Announcement,
+        stale: &[u32],
+    ) -> Result<(), LeaveReason> {
+        let (now, id) = (self.now(), announcement.id);
+        self.core.handle_done(worker, announcement, now).map_err(fault)?;
         for &shard in stale {
-            if let Some(workers) = self.progress.open_stale.get_mut(shard as usize) {
+            if let Some(workers) = self.updates.open.stale.get_mut(shard as usize) {
                 *workers += 1;
             }
         }
-        if self.core.has_given_up(base) {
-            // It has not heard of the close yet, and will not say that nothing comes of it.
-            self.shards.discard(worker, base);
-            self.release(worker, base);
-        } else if self.credits.request(worker, base, now) {
-            self.workers.send(worker, &ToWorker::Push { base });
+        // One that came to nothing is discarded, and needs no permission.
+        let is_wanted = self.core.contribution(worker, id).is_some();
+        if is_wanted && self.members.credits.request(worker, id, now) {
+            self.members.workers.send(worker, &ToWorker::Push { id });
         }
         Ok(())
     }
@@ -128,9 +142,9 @@ impl Run {
     pub(super) fn hear_shard(&mut self, index: u32, message: FromShard, blocks: Vec<Block>) {
         match message {
             FromShard::Ready | FromShard::Alive => {}
-            FromShard::Staged { worker, session, base } => {
-                if self.workers.is_current(worker, session) {
-                    self.staged(worker, base, index);
+            FromShard::Staged { worker, session, id } => {
+                if self.members.workers.is_current(worker, session) {
+                    self.staged(worker, id, index);
                 }
             }
             FromShard::Gone { worker, session, why } => {
@@ -145,21 +159,16 @@ impl Run {
         }
     }
 
-    fn staged(&mut self, worker: WorkerId, base: Version, shard: u32) {
+    fn staged(&mut self, worker: WorkerId, id: ContributionId, shard: u32) {
         let now = self.now();
-        // It may come before the word.
-        let said = self.said.get(&worker).filter(|(of, _)| *of == base);
-        let said = said.map(|&(_, at)| now.since(at));
-        if let Some((longest, took)) = self.progress.open_parts.get_mut(shard as usize).zip(said) {
+        // The report may come before the announcement.
+        let announced = self.core.contribution(worker, id).and_then(Contribution::announced_at);
+        let took = announced.map(|at| now.since(at));
+        if let Some((longest, took)) = self.updates.open.parts.get_mut(shard as usize).zip(took) {
             *longest = took.max(*longest);
         }
-        match self.core.handle_staged(worker, base, ShardId(shard), now) {
-            Ok(true) => {}
-            // Other shards may hold their parts of what was given up, and wait for these.
-            Ok(false) => self.shards.discard(worker, base),
-            Err(error) => self.leave(worker, fault(error)),
-        }
-        self.act();
+        self.core.handle_staged(worker, id, ShardId(shard), now);
+        act(self);
     }
 
     /// One connection less, and nothing else.
@@ -169,9 +178,9 @@ impl Run {
                 self.emit(EventKind::ConnectionClosed { peer, error });
             }
             Ended::Worker { worker, session, why } => {
-                match self.workers.is_current(worker, session) {
+                match self.members.workers.is_current(worker, session) {
                     true => self.leave(worker, why),
-                    false => self.workers.gone(worker, session),
+                    false => self.members.workers.gone(worker, session),
                 }
             }
         }
@@ -180,46 +189,47 @@ impl Run {
     /// Everything of a worker goes: its connections, its place, what is staged of it.
     pub(super) fn leave(&mut self, worker: WorkerId, why: LeaveReason) {
         if let LeaveReason::Misbehaved(error) | LeaveReason::NotFinite(error) = &why {
-            self.workers.expel(worker, error.clone());
+            self.members.workers.expel(worker, error.clone());
         }
-        let name = self.workers.remove(worker);
-        self.liveness.forget(worker);
-        self.release(worker, Version(u64::MAX));
+        let name = self.members.workers.remove(worker);
+        self.members.liveness.forget(worker);
+        self.release(worker, ContributionId(u64::MAX));
         let now = self.now();
         let blown = matches!(why, LeaveReason::NotFinite(_));
         // What is in shared memory is found out only when it is folded.
-        let counted = self.core.machine().is_working(worker) || self.update.is_some();
-        self.doubtful |= blown && counted;
+        let counted = self.core.machine().is_working(worker) || self.updates.current.is_some();
+        self.members.doubtful |= blown && counted;
         match self.core.handle_leave(worker, why.clone(), now) {
-            Ok(()) => self.act(),
+            Ok(()) => drop(act(self)),
             Err(_) => {
                 let error = format!("left before it was ready: {why}");
                 self.emit(EventKind::ConnectionClosed { peer: name, error });
             }
         }
         self.shards.send_all(&ToShard::Forget { worker });
-        if self.doubtful && self.core.machine().live().len() == 0 {
-            self.diverged(self.progress.version);
+        if self.members.doubtful && self.core.machine().live().len() == 0 {
+            self.diverged(self.updates.version);
         }
     }
 
-    pub(super) fn release(&mut self, worker: WorkerId, base: Version) {
-        self.credits.release(worker, base, self.now());
+    pub(super) fn release(&mut self, worker: WorkerId, id: ContributionId) {
+        let now = self.now();
+        self.members.credits.release(worker, id, now);
         self.grant();
     }
 
     /// Tells those whose turn it is that they may push.
     pub(super) fn grant(&mut self) {
         let now = self.now();
-        while let Some((worker, base)) = self.credits.next(now) {
-            self.workers.send(worker, &ToWorker::Push { base });
+        while let Some((worker, id)) = self.members.credits.next(now) {
+            self.members.workers.send(worker, &ToWorker::Push { id });
         }
     }
 
     /// Who has fallen silent.
     pub(super) fn look_around(&mut self) {
         let now = self.now();
-        for (worker, silence) in self.liveness.silent(now) {
+        for (worker, silence) in self.members.liveness.silent(now) {
             self.leave(worker, LeaveReason::Silent(silence));
         }
         self.look_at_shards(now);
@@ -228,7 +238,8 @@ impl Run {
     /// A shard in another process gives signs of life; without it the run cannot go on. Reports of
     /// its whole state may take longer to come over than other words.
     fn look_at_shards(&mut self, now: Time) {
-        let patience = self.config.liveness * if self.snapshot.is_some() { 10 } else { 1 };
+        let patience =
+            self.config.liveness * if self.snapshots.gathering.is_some() { 10 } else { 1 };
         let silent = self.shards_alive.silent(now);
         if let Some((index, silence)) = silent.iter().find(|(_, silence)| *silence > patience) {
             self.fail(format!("shard {index} was silent for {:.1} s", silence.as_secs_f64()));

@@ -1,31 +1,95 @@
 //! From a closed round to a published version: sums, one plan, updates everywhere.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use paceline_core::{
-    BlockClose, Event, EventKind, Round, ShardCounts, ShardId, ShardWork, Time, Version, WorkerId,
+    BlockClose, Driver, Event, EventKind, Round, ShardCounts, ShardId, ShardWork, Time, Version,
+    WorkerId,
 };
-use paceline_params::{Clip, ParamHash};
+use paceline_params::{Clip, ParamHash, SumOfBlocks, UpdatePlan, gradient_norm, update_weight};
 use paceline_wire::message::{Apply, ToShard, ToWorker};
 
 use super::Run;
-use crate::update::{Plan, gradient_norm, weight};
 
 /// A round between its close and the publication of its update.
 pub(super) struct Updating {
     round: Round,
     closes: Vec<BlockClose>,
     loss: f64,
-    norms: Vec<f64>,
+    /// The sum of each close, as far as the shards have reported it.
+    sums: Vec<SumOfBlocks>,
     /// The shards that it has, and of these those whose sums, and whose update, are still to come.
     of: BTreeSet<ShardId>,
     unsummed: usize,
     unapplied: usize,
-    plan: Option<Plan>,
+    plan: Option<UpdatePlan>,
     hash: Option<ParamHash>,
     /// When the shards were told.
     ordered: Time,
     shards: Vec<ShardWork>,
+}
+
+/// The updates of a run: the one under way, and what came of those before.
+pub(super) struct Updates {
+    pub(super) current: Option<Updating>,
+    pub(super) open: OpenRound,
+    /// The version that each shard makes, or has made last.
+    versions: Vec<Version>,
+    /// When each shard was told to close a round last.
+    told: Vec<Time>,
+    /// What shards did for updates that were published without them, until the next tells of it.
+    belated: Vec<ShardWork>,
+    /// Updates so far, over all processes of the run.
+    pub(super) step: u64,
+    /// The last version that is published.
+    pub(super) version: Version,
+    /// When the first round opened.
+    pub(super) began: Option<Time>,
+    pub(super) published_at: Option<Time>,
+    /// Mean training loss of the last rounds (moving average).
+    pub(super) loss: Option<f64>,
+    /// What each shard did in all rounds of this process.
+    pub(super) shard_work: Vec<ShardWork>,
+}
+
+/// What is known of the open round.
+pub(super) struct OpenRound {
+    /// Sum of the loss over the samples accepted.
+    pub(super) loss: f64,
+    /// Workers that computed from older values, by shard.
+    pub(super) stale: Vec<u64>,
+    /// The longest that a part of a gradient has taken to each shard.
+    pub(super) parts: Vec<Duration>,
+}
+
+impl OpenRound {
+    fn new(shards: usize) -> OpenRound {
+        OpenRound { loss: 0.0, stale: vec![0; shards], parts: vec![Duration::ZERO; shards] }
+    }
+}
+
+impl Updates {
+    pub(super) fn new(version: Version, step: u64, shards: usize) -> Updates {
+        Updates {
+            current: None,
+            open: OpenRound::new(shards),
+            versions: vec![version; shards],
+            told: vec![Time::ZERO; shards],
+            belated: vec![ShardWork::default(); shards],
+            step,
+            version,
+            began: None,
+            published_at: None,
+            loss: None,
+            shard_work: Vec::new(),
+        }
+    }
+
+    /// A round opens.
+    pub(super) fn open(&mut self, at: Time) {
+        self.began.get_or_insert(at);
+        self.open = OpenRound::new(self.versions.len());
+    }
 }
 
 /// Who is in the sums of these blocks.
@@ -42,13 +106,15 @@ impl Updating {
 impl Run {
     /// Membership is fixed: everyone is told, and the shards complete their sums. Where no clipping
     /// makes the update wait for their norms, they apply it in the same pass.
-    pub(super) fn close(&mut self, round: Round, closes: &[BlockClose]) {
-        self.tell_members(round, closes);
+    pub(super) fn begin_update(&mut self, round: Round, closes: &[BlockClose]) {
+        let sum = |close: &BlockClose| SumOfBlocks { weight: close.weight(), square: 0.0 };
+        let sums: Vec<SumOfBlocks> = closes.iter().map(sum).collect();
+        self.tell_members(round, closes, update_weight(&sums));
         let of = self.core.shards().fresh().clone();
         let mut update = Updating {
             round,
-            loss: self.progress.open_loss / weight(closes),
-            norms: vec![0.0; closes.len()],
+            loss: self.updates.open.loss / update_weight(&sums),
+            sums,
             closes: closes.to_vec(),
             unsummed: of.len(),
             unapplied: of.len(),
@@ -60,7 +126,7 @@ impl Run {
         };
         // Every contribution was computed from old values of the shards that are left out.
         let all: BTreeSet<WorkerId> = closes.iter().flat_map(members).collect();
-        let stale = &mut self.progress.open_stale;
+        let stale = &mut self.updates.open.stale;
         for ShardId(shard) in self.core.shards().left_out() {
             stale[shard as usize] = all.len() as u64;
         }
@@ -72,13 +138,13 @@ impl Run {
             let blocks = blocks.len() as u64;
             work.counts.blocks_stale = stale[shard as usize] * blocks;
             work.counts.blocks_missed = all.len().saturating_sub(here) as u64 * blocks;
-            work.parts = self.progress.open_parts[shard as usize];
+            work.parts = self.updates.open.parts[shard as usize];
         }
         for ShardId(shard) in &update.of {
-            self.versions[*shard as usize] = update.version();
-            self.told[*shard as usize] = update.ordered;
+            self.updates.versions[*shard as usize] = update.version();
+            self.updates.told[*shard as usize] = update.ordered;
         }
-        self.update = Some(update);
+        self.updates.current = Some(update);
         let apply = (self.config.update.clip == Clip::None).then(|| self.plan()).flatten();
         for shard in self.core.shards().fresh() {
             // Of its own part alone: the whole could be longer than any frame.
@@ -92,14 +158,14 @@ impl Run {
     pub(super) fn bring_up_to_date(&mut self, base: Version) {
         let skip = ToShard::Skip { version: base };
         for shard in self.core.shards().fresh() {
-            let version = &mut self.versions[shard.0 as usize];
+            let version = &mut self.updates.versions[shard.0 as usize];
             if std::mem::replace(version, base) != base {
                 self.shards.send_to([shard], &skip);
             }
         }
     }
 
-    fn tell_members(&self, round: Round, closes: &[BlockClose]) {
+    fn tell_members(&self, round: Round, closes: &[BlockClose], weight: f64) {
         let mut told = Vec::new();
         for WorkerId(worker) in closes.iter().flat_map(members) {
             let byte = worker as usize / 8;
@@ -107,21 +173,19 @@ impl Run {
             told[byte] |= 1 << (worker % 8);
         }
         let accepted = told.iter().map(|byte: &u8| byte.count_ones()).sum();
-        let weight = weight(closes);
         let told = ToWorker::Closed { base: round.base(), accepted, weight, members: told };
-        self.workers.send_all(self.workers.everyone(), &told);
+        self.members.workers.send_all(self.members.workers.everyone(), &told);
     }
 
     /// Settles how the open update is made.
     fn plan(&mut self) -> Option<Apply> {
         let noise = self.core.noise_scale();
-        let update = self.update.as_mut()?;
-        let norm = gradient_norm(&update.closes, &update.norms);
-        let plan = Plan::new(&self.config.update, update.round.0, &update.closes, norm, noise);
-        self.step += 1;
+        let update = self.updates.current.as_mut()?;
+        let plan = UpdatePlan::new(&self.config.update, update.round.0, &update.sums, noise);
+        self.updates.step += 1;
         let apply = Apply {
             version: update.round.base().next(),
-            step: self.step,
+            step: self.updates.step,
             learning_rate: plan.learning_rate,
             scales: plan.scales.clone(),
             hash: self.config.deterministic,
@@ -134,10 +198,10 @@ impl Run {
     /// applied everywhere.
     pub(super) fn summed(&mut self, shard: ShardId, norms: &[f64]) {
         let Some(update) = self.update_of(shard) else { return };
-        if update.norms.len() != norms.len() || update.unsummed == 0 {
+        if update.sums.len() != norms.len() || update.unsummed == 0 {
             return self.fail(format!("{shard} reported sums that nobody asked for"));
         }
-        update.norms.iter_mut().zip(norms).for_each(|(total, norm)| *total += norm);
+        update.sums.iter_mut().zip(norms).for_each(|(sum, norm)| sum.square += norm);
         update.unsummed -= 1;
         if update.unsummed == 0 && update.plan.is_none() {
             let of = update.of.clone();
@@ -154,10 +218,10 @@ impl Run {
             return self.fail(format!("{shard} applied an update that nobody asked for: {error}"));
         }
         let place = shard.0 as usize;
-        let wait = now.since(self.told[place]);
+        let wait = now.since(self.updates.told[place]);
         let Some(update) = self.update_of(shard) else {
             // It was published without this one, whose part in it is told with the next.
-            self.belated[place] += ShardWork { wait, counts, ..ShardWork::default() };
+            self.updates.belated[place] += ShardWork { wait, counts, ..ShardWork::default() };
             return;
         };
         update.hash = match (update.hash, hash) {
@@ -173,15 +237,15 @@ impl Run {
 
     /// The update that is under way, if `shard` is at it; it may be at an older one.
     fn update_of(&mut self, shard: ShardId) -> Option<&mut Updating> {
-        let at = self.versions.get(shard.0 as usize)?;
-        self.update.as_mut().filter(|update| update.version() == *at)
+        let at = self.updates.versions.get(shard.0 as usize)?;
+        self.updates.current.as_mut().filter(|update| update.version() == *at)
     }
 
     /// Publishes the update that is under way, once enough shards have applied it.
     pub(super) fn publish(&mut self, now: Time) {
-        if self.update.as_ref().is_some_and(|update| update.plan.is_some())
+        if self.updates.current.as_ref().is_some_and(|update| update.plan.is_some())
             && self.core.settle(now)
-            && let Some(update) = self.update.take()
+            && let Some(update) = self.updates.current.take()
         {
             self.published(update, now);
         }
@@ -191,21 +255,21 @@ impl Run {
         let everywhere = update.of.len() == self.shards.len()
             && update.unapplied == 0
             && update.closes.len() == 1;
-        let Updating { round, closes, loss, norms, plan, hash, mut shards, .. } = update;
-        for (work, belated) in shards.iter_mut().zip(&mut self.belated) {
+        let Updating { round, sums, loss, plan, hash, mut shards, .. } = update;
+        for (work, belated) in shards.iter_mut().zip(&mut self.updates.belated) {
             *work += std::mem::take(belated);
         }
         let plan = plan.expect("an update is planned before it is applied");
         let version = round.base().next();
-        self.progress.version = version;
-        self.progress.updated = Some(now);
-        self.progress.loss = Some(self.progress.loss.map_or(loss, |old| 0.9 * old + 0.1 * loss));
-        self.progress.param_hash = hash.map(|hash| (version, hash)).or(self.progress.param_hash);
-        self.progress.shards.resize(shards.len(), ShardWork::default());
-        self.progress.shards.iter_mut().zip(&shards).for_each(|(total, &work)| *total += work);
-        let norm = gradient_norm(&closes, &norms);
+        self.updates.version = version;
+        self.updates.published_at = Some(now);
+        self.updates.loss = Some(self.updates.loss.map_or(loss, |old| 0.9 * old + 0.1 * loss));
+        self.snapshots.param_hash = hash.map(|hash| (version, hash)).or(self.snapshots.param_hash);
+        self.updates.shard_work.resize(shards.len(), ShardWork::default());
+        self.updates.shard_work.iter_mut().zip(&shards).for_each(|(total, &work)| *total += work);
+        let (norm, weight) = (gradient_norm(&sums), update_weight(&sums));
         if everywhere {
-            self.core.handle_square((norm * weight(&closes)).powi(2));
+            self.core.handle_square((norm * weight).powi(2));
         }
         let kind = EventKind::Updated {
             round,
@@ -214,7 +278,7 @@ impl Run {
             gradient_norm: norm,
             noise_scale: self.core.noise_scale(),
             loss,
-            weight: weight(&closes),
+            weight,
             param_hash: hash.map(|hash| hash.to_string()),
             shards,
         };

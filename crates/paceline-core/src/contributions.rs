@@ -1,0 +1,343 @@
+//! All contributions that are under way: the one table that says what each worker is at.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use crate::{
+    Announcement, Arrival, Contribution, ContributionId, Handout, HeldRange, MachineError, ShardId,
+    State, Time, Version, Work, WorkerId,
+};
+
+/// What the end of a contribution, or of a part of one, means for its samples.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum LedgerEntry {
+    /// An update has them.
+    Used { ranges: Vec<HeldRange>, salvaged: bool },
+    /// They go out again.
+    Returned { ranges: Vec<HeldRange>, by: WorkerId },
+    /// Something came of what the worker was given last.
+    Delivered(WorkerId),
+    /// Nothing came of it.
+    Missed(WorkerId),
+    /// The worker left.
+    Left(WorkerId),
+}
+
+/// Contributions by worker. A worker computes one at a time, so it has at most one of each kind.
+#[derive(Debug, Default)]
+pub(crate) struct Contributions {
+    next: u64,
+    /// The one that each worker is at. It stays after its worker gave it up, until its round closes, and
+    /// after another holder of its samples was sooner, until its worker answers.
+    working: BTreeMap<WorkerId, Contribution>,
+    /// The newest that a close took from each worker, until the worker says what became of it.
+    late: BTreeMap<WorkerId, Contribution>,
+    /// Complete between two rounds, in order of completion.
+    staged: Vec<(Contribution, Arrival)>,
+    /// In the open round, or in the one that closed last.
+    accepted: Vec<Contribution>,
+    words: BTreeMap<WorkerId, Words>,
+    entries: Vec<LedgerEntry>,
+    /// Contributions that came to nothing while shards may hold parts of them.
+    discards: Vec<(WorkerId, ContributionId)>,
+}
+
+/// How far a worker has answered for what it was given.
+#[derive(Debug, Clone, Copy, Default)]
+struct Words {
+    /// The newest contribution that it has announced or given up.
+    spoken: Option<ContributionId>,
+    /// The newest that was forgotten before it had answered.
+    forgotten: Option<ContributionId>,
+}
+
+impl Contributions {
+    /// Hands out work on `base`, of a round that has these shards.
+    ///
+    /// # Panics
+    /// If the worker is at something else.
+    pub(crate) fn give(
+        &mut self,
+        handout: Handout,
+        base: Version,
+        shards: &Arc<BTreeSet<ShardId>>,
+        now: Time,
+    ) -> Work {
+        let id = ContributionId(self.next);
+        self.next += 1;
+        let Handout { worker, waited_for, worth, .. } = handout;
+        let portion = handout.portion();
+        let twin = handout.twin;
+        if let Some(first) = self.working.values_mut().find(|first| Some(first.id) == twin) {
+            first.twin = Some(id);
+        }
+        let contribution = Contribution::new(id, handout, base, Arc::clone(shards), now);
+        let before = self.working.insert(worker, contribution);
+        assert!(before.is_none(), "{worker} is not idle");
+        Work { id, worker, portion, waited_for, worth }
+    }
+
+    /// The contributions that workers are at, in worker order.
+    pub(crate) fn working(&self) -> &BTreeMap<WorkerId, Contribution> {
+        &self.working
+    }
+
+    pub(crate) fn is_working(&self, worker: WorkerId) -> bool {
+        self.working.contains_key(&worker)
+    }
+
+    pub(crate) fn working_mut(&mut self) -> impl Iterator<Item = &mut Contribution> {
+        self.working.values_mut()
+    }
+
+    /// Whether a worker's contribution waits for the next round to open.
+    pub(crate) fn waits(&self, worker: WorkerId) -> bool {
+        self.staged.iter().any(|(contribution, _)| contribution.worker == worker)
+    }
+
+    pub(crate) fn has_staged(&self) -> bool {
+        !self.staged.is_empty()
+    }
+
+    pub(crate) fn accepted(&self) -> &[Contribution] {
+        &self.accepted
+    }
+
+    /// A complete contribution that waits for the next round to open.
+    pub(crate) fn staged_mut(
+        &mut self,
+        worker: WorkerId,
+        id: ContributionId,
+    ) -> Option<&mut Contribution> {
+        let mut all = self.staged.iter_mut().map(|(contribution, _)| contribution);
+        all.find(|c| c.id == id && c.worker == worker)
+    }
+
+    pub(crate) fn accepted_mut(
+        &mut self,
+        worker: WorkerId,
+        id: ContributionId,
+    ) -> Option<&mut Contribution> {
+        self.accepted.iter_mut().find(|c| c.id == id && c.worker == worker)
+    }
+
+    /// What a worker is at, or what a close took from it, by its id.
+    pub(crate) fn get(&self, worker: WorkerId, id: ContributionId) -> Option<&Contribution> {
+        let at = [self.working.get(&worker), self.late.get(&worker)];
+        at.into_iter().flatten().find(|contribution| contribution.id == id)
+    }
+
+    pub(crate) fn get_mut(
+        &mut self,
+        worker: WorkerId,
+        id: ContributionId,
+    ) -> Option<&mut Contribution> {
+        let at = [self.working.get_mut(&worker), self.late.get_mut(&worker)];
+        at.into_iter().flatten().find(|contribution| contribution.id == id)
+    }
+
+    /// The worker announces a contribution. Returns whether it is still known: the announcement of one
+    /// that was forgotten changes nothing.
+    pub(crate) fn announce(
+        &mut self,
+        worker: WorkerId,
+        announcement: Announcement,
+        now: Time,
+    ) -> Result<bool, MachineError> {
+        let id = announcement.id;
+        let known = match self.get_mut(worker, id) {
+            Some(contribution) => {
+                contribution.announce(announcement, now)?;
+                true
+            }
+            None => {
+                self.check_forgotten(worker, id)?;
+                false
+            }
+        };
+        self.speak(worker, id);
+        Ok(known)
+    }
+
+    /// Whether a report of a contribution that is not in the table may be true: it was forgotten.
+    pub(crate) fn check_forgotten(
+        &self,
+        worker: WorkerId,
+        id: ContributionId,
+    ) -> Result<(), MachineError> {
+        let Words { spoken, forgotten } = self.words.get(&worker).copied().unwrap_or_default();
+        match forgotten >= Some(id) && spoken < Some(id) {
+            true => Ok(()),
+            false => Err(MachineError::NotGiven { worker, id }),
+        }
+    }
+
+    /// The worker has answered for `id`: it will say no more of what it was given before.
+    pub(crate) fn speak(&mut self, worker: WorkerId, id: ContributionId) {
+        self.words.entry(worker).or_default().spoken = Some(id);
+        if self.late.get(&worker).is_some_and(|late| late.id < id)
+            && let Some(late) = self.late.remove(&worker)
+        {
+            self.forget(late);
+        }
+    }
+
+    fn forget(&mut self, late: Contribution) {
+        if !late.staged.is_empty() {
+            self.discards.push((late.worker, late.id));
+        }
+    }
+
+    /// Takes a contribution out of the table: it is complete, or came to nothing.
+    pub(crate) fn remove(&mut self, worker: WorkerId, id: ContributionId) -> Option<Contribution> {
+        let of = |c: &Contribution| c.id == id;
+        if self.working.get(&worker).is_some_and(of) {
+            return self.working.remove(&worker);
+        }
+        if self.late.get(&worker).is_some_and(of) {
+            return self.late.remove(&worker);
+        }
+        None
+    }
+
+    /// A complete contribution waits for the next round to open.
+    pub(crate) fn stage(&mut self, mut contribution: Contribution, arrival: Arrival) {
+        contribution.become_state(State::Staged).expect("it was announced");
+        self.decide_twin(&mut contribution);
+        self.staged.push((contribution, arrival));
+    }
+
+    pub(crate) fn take_staged(&mut self) -> Vec<(Contribution, Arrival)> {
+        std::mem::take(&mut self.staged)
+    }
+
+    /// A complete contribution counts, by `counts` per sample. Samples that its worker did not reach
+    /// go out again.
+    pub(crate) fn accept(&mut self, mut contribution: Contribution, counts: f64) {
+        contribution.become_state(State::Accepted).expect("it was announced");
+        self.decide_twin(&mut contribution);
+        contribution.counts = counts;
+        let by = contribution.worker;
+        self.entries.push(LedgerEntry::Delivered(by));
+        let rest = contribution.keep_first(contribution.weight() as u32);
+        if !rest.is_empty() {
+            self.entries.push(LedgerEntry::Returned { ranges: rest, by });
+        }
+        self.accepted.push(contribution);
+    }
+
+    /// Of two contributions that hold the same samples this one was sooner: the other is late.
+    fn decide_twin(&mut self, first: &mut Contribution) {
+        let Some(twin) = first.twin.take() else { return };
+        if let Some(twin) = self.working.values_mut().find(|contribution| contribution.id == twin) {
+            twin.become_state(State::Late).expect("of two holders one was sooner");
+            twin.twin = None;
+            twin.ranges.clear();
+            self.entries.push(LedgerEntry::Missed(twin.worker));
+        }
+    }
+
+    /// A contribution that is not in the table any more will not be used: its samples go out again, unless
+    /// another worker holds them, too.
+    pub(crate) fn release(&mut self, contribution: &mut Contribution) {
+        let ranges = std::mem::take(&mut contribution.ranges);
+        match contribution.twin.take() {
+            Some(twin) => {
+                let mut all = self.working.values_mut();
+                if let Some(twin) = all.find(|contribution| contribution.id == twin) {
+                    twin.twin = None;
+                }
+            }
+            None if ranges.is_empty() => return,
+            None => {
+                let again = |held: HeldRange| HeldRange { returns: held.returns + 1, ..held };
+                let ranges = ranges.into_iter().map(again).collect();
+                self.entries.push(LedgerEntry::Returned { ranges, by: contribution.worker });
+            }
+        }
+        self.entries.push(LedgerEntry::Missed(contribution.worker));
+    }
+
+    /// A close has fixed who is in the round: its samples are used.
+    pub(crate) fn use_accepted(&mut self) {
+        let mut all: Vec<&mut Contribution> = self.accepted.iter_mut().collect();
+        all.sort_by_key(|contribution| contribution.worker);
+        for contribution in all {
+            let ranges = std::mem::take(&mut contribution.ranges);
+            let salvaged = contribution.is_partial();
+            self.entries.push(LedgerEntry::Used { ranges, salvaged });
+        }
+    }
+
+    /// The next round opens: the last one's members are of no interest any more.
+    pub(crate) fn clear_accepted(&mut self) {
+        self.accepted.clear();
+        // A machine without a ledger does not read them.
+        self.entries.clear();
+    }
+
+    /// A close takes everything from before `oldest` from its workers. They may still speak of it.
+    pub(crate) fn take_older(&mut self, oldest: Version, cut: Time) {
+        let taken: Vec<Contribution> =
+            self.working.extract_if(.., |_, c| c.base < oldest).map(|(_, c)| c).collect();
+        for mut contribution in taken {
+            self.release(&mut contribution);
+            if contribution.state() == State::Abandoned {
+                continue;
+            }
+            if contribution.state() != State::Late {
+                contribution.become_state(State::Late).expect("it had not arrived");
+            }
+            contribution.cut = Some(cut);
+            let worker = contribution.worker;
+            if let Some(older) = self.late.insert(worker, contribution) {
+                self.words.entry(worker).or_default().forgotten = Some(older.id);
+                self.forget(older);
+            }
+        }
+    }
+
+    /// A worker left.
+    pub(crate) fn leave(&mut self, worker: WorkerId) {
+        let mut gone: Vec<Contribution> = self.late.remove(&worker).into_iter().collect();
+        gone.extend(self.working.remove(&worker));
+        let staged = self.staged.extract_if(.., |(contribution, _)| contribution.worker == worker);
+        gone.extend(staged.map(|(contribution, _)| contribution));
+        gone.iter_mut().for_each(|contribution| self.release(contribution));
+        self.words.remove(&worker);
+        self.entries.push(LedgerEntry::Left(worker));
+    }
+
+    /// Whatever was computed from `base` or before counts on no further shard.
+    pub(crate) fn give_up(&mut self, base: Version) {
+        for contribution in self.working.values_mut().chain(self.late.values_mut()) {
+            if contribution.base <= base && !contribution.staged.is_empty() {
+                contribution.staged.clear();
+                self.discards.push((contribution.worker, contribution.id));
+            }
+        }
+        self.late.retain(|_, c| c.base > base || c.announcement().is_none());
+    }
+
+    /// The samples that workers hold and that no update has, each once.
+    pub(crate) fn held(&self) -> impl Iterator<Item = crate::SampleRange> + '_ {
+        let staged = self.staged.iter().map(|(contribution, _)| contribution);
+        let all = self.working.values().chain(staged).chain(&self.accepted);
+        let once = all.filter(|c| c.twin.is_none_or(|twin| c.id < twin));
+        once.flat_map(|contribution| &contribution.ranges).map(|held| held.range)
+    }
+
+    pub(crate) fn take_entries(&mut self) -> Vec<LedgerEntry> {
+        std::mem::take(&mut self.entries)
+    }
+
+    pub(crate) fn take_discards(&mut self) -> Vec<(WorkerId, ContributionId)> {
+        std::mem::take(&mut self.discards)
+    }
+
+    pub(crate) fn discard(&mut self, worker: WorkerId, id: ContributionId) {
+        self.discards.push((worker, id));
+    }
+}
