@@ -205,14 +205,14 @@ impl Door {
         if !store.connect(worker, session) {
             return self.refuse(writer, peer, &format!("{worker} is connected already")).await;
         }
-        let meeting = store.sharing.as_ref().and_then(|sharing| sharing.invite(&peer));
+        let listener = store.sharing.as_ref().and_then(|sharing| sharing.invite(&peer));
         let invitation =
-            meeting.as_ref().map(|meeting| Invitation { meeting: meeting.name().to_owned() });
+            listener.as_ref().map(|listener| Invitation { listener: listener.name().to_owned() });
         if writer.message(&Reply::Welcome(invitation)).await.is_err() {
             return;
         }
         let me = (worker, session);
-        let connection = DataConnection::new(me, local.clone(), (reader, writer), meeting);
+        let connection = DataConnection::new(me, local.clone(), (reader, writer), listener);
         let report =
             |error: &DataError| (self.report)(Ended::Worker { worker, session, why: error.why() });
         connection.serve(report).await;

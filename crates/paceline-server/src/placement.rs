@@ -129,7 +129,7 @@ fn spawn_local(
     door: &Door,
     inputs: &UnboundedSender<Input>,
 ) -> Result<ShardChannels, ServerError> {
-    sharing::settle(&mut specs);
+    sharing::disable_without_room(&mut specs);
     let mut local = Vec::new();
     for spec in specs {
         let (index, inputs) = (spec.index, inputs.clone());

@@ -68,7 +68,7 @@ where
     if faults.as_ref().is_some_and(|faults| faults.slows_link()) {
         spec.sharers = None;
     }
-    sharing::settle(std::slice::from_mut(&mut spec));
+    sharing::disable_without_room(std::slice::from_mut(&mut spec));
     let patience = spec.patience;
     let (reports, mut outgoing) = unbounded_channel::<Result<ShardReport, String>>();
     let say = reports.clone();

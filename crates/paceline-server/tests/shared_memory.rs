@@ -20,7 +20,7 @@ use common::{
 use paceline_core::{EventKind, Late, LeaveReason, Straggler, Version, WorkerId};
 use paceline_policy::wait_for_answers;
 use paceline_server::{Outcome, ServerConfig, Start};
-use paceline_shm::{Register, Segment, Visit};
+use paceline_shm::{HandoverClient, Register, Segment};
 use paceline_wire::{
     Connect, Connection, Tcp, Transport,
     message::{FromData, Invitation, Job, Reply, Role, SEGMENTS, ToData},
@@ -216,22 +216,25 @@ fn segments() -> Vec<Segment> {
     (0..SEGMENTS).map(|_| Segment::new(PARAMS).unwrap()).collect()
 }
 
-/// Brings these and a register to every shard, or until one shows it out.
+/// Sends these and a register to every shard, or until one shows it out.
 fn share(rogue: &mut Rogue, files: &[BorrowedFd<'_>]) {
     let register = Register::new().unwrap();
-    bring(rogue, &[files, &[register.as_fd()]].concat());
+    hand_over(rogue, &[files, &[register.as_fd()]].concat());
 }
 
-/// Brings these to every shard, or until one shows it out.
-fn bring(rogue: &mut Rogue, files: &[BorrowedFd<'_>]) {
+/// Sends these to every shard, or until one shows it out; returns the connections, still open.
+fn hand_over(rogue: &mut Rogue, files: &[BorrowedFd<'_>]) -> Vec<HandoverClient> {
+    let mut clients = Vec::new();
     for (invitation, line) in rogue.invitations.iter().zip(&mut rogue.data) {
-        let visit = Visit::to(&invitation.as_ref().unwrap().meeting).unwrap();
-        visit.bring(rogue.job.session, files).unwrap();
+        let client = HandoverClient::connect(&invitation.as_ref().unwrap().listener).unwrap();
+        client.send(rogue.job.session, files).unwrap();
         line.say(&ToData::Memory);
-        if visit.receive(LIMIT).is_err() {
-            return;
+        if client.receive(LIMIT).is_err() {
+            break;
         }
+        clients.push(client);
     }
+    clients
 }
 
 fn push(rogue: &mut Rogue, base: Version, segment: u32) {
@@ -257,9 +260,9 @@ type Misdeed = (&'static str, fn(&mut Rogue));
 const MISDEEDS: &[Misdeed] = &[
     ("it did not come to where memory is shared", |rogue| rogue.data[0].say(&ToData::Memory)),
     ("it did not come to where memory is shared", |rogue| {
-        let meeting = &rogue.invitations[0].as_ref().unwrap().meeting;
-        let visit = Visit::to(meeting).unwrap();
-        visit.bring(rogue.job.session ^ 1, &[]).unwrap();
+        let listener = &rogue.invitations[0].as_ref().unwrap().listener;
+        let client = HandoverClient::connect(listener).unwrap();
+        client.send(rogue.job.session ^ 1, &[]).unwrap();
         rogue.data[0].say(&ToData::Memory);
     }),
     ("it brings 1 files, not 3 segments and a register", |rogue| share(rogue, &[])),
@@ -269,7 +272,7 @@ const MISDEEDS: &[Misdeed] = &[
     }),
     ("its register cannot be used: it has 4100 bytes where 4096 are needed", |rogue| {
         let (good, long) = (segments(), Segment::new(1).unwrap());
-        bring(rogue, &[good[0].as_fd(), good[1].as_fd(), good[2].as_fd(), long.as_fd()]);
+        hand_over(rogue, &[good[0].as_fd(), good[1].as_fd(), good[2].as_fd(), long.as_fd()]);
     }),
     ("its segment 1 cannot be used: it has 8092 bytes where 8096 are needed", |rogue| {
         let (good, short) = (segments(), Segment::new(PARAMS - 1).unwrap());
@@ -419,8 +422,8 @@ fn whoever_never_lets_go_of_what_is_published_holds_nobody_up() {
             let (mut register, segments) = (Segment::new(0).unwrap(), segments());
             register.publish(kept);
             let files = segments.iter().chain([&register]).map(AsFd::as_fd);
-            bring(&mut rogue, &files.collect::<Vec<_>>());
-            (rogue, register)
+            let clients = hand_over(&mut rogue, &files.collect::<Vec<_>>());
+            (rogue, register, clients)
         };
         let rogues = [0, 1, 2, 3].map(keep);
         wait_for_rounds(server, 5);

@@ -1,23 +1,27 @@
 //! Memory shared between processes of one host.
 //!
-//! A [`Segment`] is a vector of `f32` that its owner reads and writes like any other, and that
-//! others see through a [`View`], which copies out of it, or through a [`Reader`], which keeps it from
-//! being written to for as long as it is read. Segments change hands at a [`Meeting`].
+//! A [`Segment`] is a vector of `f32` that its owner reads and writes like any other, and that other
+//! processes copy from through a [`View`]. A [`Publication`] is a set of segments for versions of the
+//! same values: a [`Reader`] keeps one of them, which is then not written, and reads it in place. A
+//! [`HandoverListener`] hands segments from process to process.
 //!
 //! A segment is an anonymous file (`memfd`), so nothing is left of it when the last process that
-//! holds it has gone, however it went. It is sealed before anybody else sees it: nobody can make it
-//! shorter, so that no reader runs into its end (`SIGBUS`), and nobody but its owner can write to
-//! it. A view takes nothing else.
+//! holds it has gone, however it went. It is sealed before any other process sees it: no process can make
+//! it shorter, so that no reader runs into its end (`SIGBUS`), and none but its owner can write to it. A
+//! view refuses files without these seals.
 
+mod handover;
 mod keep;
 mod mapping;
-mod meeting;
+mod protocol;
+mod publication;
 mod room;
 mod segment;
 mod view;
 
+pub use handover::{HandoverClient, HandoverListener, HandoverPeer};
 pub use keep::{Kept, Publisher, Reader, Register};
-pub use meeting::{Guest, Meeting, Visit};
+pub use publication::{Attachment, Publication, Readers};
 pub use room::{RoomError, check_room};
 pub use segment::Segment;
 pub use view::{View, ViewError};

@@ -136,17 +136,17 @@ impl Drop for Mapping {
 /// The values of several files side by side, as one vector, for reading alone. The files must stay as
 /// long as [`Mapping`] wants them.
 #[derive(Debug)]
-pub(crate) struct Joint {
+pub(crate) struct JointMapping {
     start: NonNull<u8>,
     elements: usize,
 }
 
 // SAFETY: as for `Mapping`; what is read through references is not written, see `values`.
-unsafe impl Send for Joint {}
+unsafe impl Send for JointMapping {}
 // SAFETY: as above.
-unsafe impl Sync for Joint {}
+unsafe impl Sync for JointMapping {}
 
-impl Joint {
+impl JointMapping {
     /// Whether vectors of these lengths can lie side by side: all but the last must fill their pages.
     pub(crate) fn fits(lengths: &[usize]) -> bool {
         let whole = |len: &usize| len.is_multiple_of(HEAD / size_of::<f32>());
@@ -154,7 +154,7 @@ impl Joint {
     }
 
     /// Maps the values of these files, so many each, that [`fits`](Self::fits) says yes to.
-    pub(crate) fn of(parts: &[(BorrowedFd<'_>, usize)]) -> io::Result<Self> {
+    pub(crate) fn map(parts: &[(BorrowedFd<'_>, usize)]) -> io::Result<Self> {
         let lengths: Vec<usize> = parts.iter().map(|(_, elements)| *elements).collect();
         assert!(Self::fits(&lengths), "parts that do not fill their pages");
         let elements = lengths.iter().sum();
@@ -164,7 +164,7 @@ impl Joint {
         let start =
             unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), flags) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let joint = Joint { start, elements };
+        let joint = JointMapping { start, elements };
         let mut at = 0;
         for &(fd, elements) in parts {
             let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
@@ -180,12 +180,13 @@ impl Joint {
         Ok(joint)
     }
 
-    /// The values. Whoever calls this has the word of those who write the files that they do not until
-    /// the borrow ends (`keep.rs`). They are trusted in this as in the values: one that breaks it
-    /// changes what is computed from.
-    pub(crate) fn values(&self) -> &[f32] {
+    /// The values.
+    ///
+    /// # Safety
+    /// No process writes the files until the borrow ends.
+    pub(crate) unsafe fn values(&self) -> &[f32] {
         // SAFETY: mapped from end to end and aligned (to a page) for as long as `self`; any bits are an
-        // `f32`; not written meanwhile, as said above.
+        // `f32`; not written meanwhile, as the caller promises.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.elements) }
     }
 }
@@ -196,7 +197,7 @@ fn joint_bytes(elements: usize) -> io::Result<usize> {
     bytes.ok_or(io::ErrorKind::OutOfMemory.into())
 }
 
-impl Drop for Joint {
+impl Drop for JointMapping {
     fn drop(&mut self) {
         let bytes = joint_bytes(self.elements).expect("it was mapped with that length");
         // SAFETY: it was reserved at this place with this length, and no reference into it outlives

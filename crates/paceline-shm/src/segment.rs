@@ -5,7 +5,7 @@ use std::{
     io,
     ops::{Deref, DerefMut},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::atomic::{AtomicU64, Ordering, fence},
+    sync::atomic::AtomicU64,
 };
 
 use rustix::{
@@ -15,10 +15,10 @@ use rustix::{
     io::Errno,
 };
 
-use crate::mapping::{OwnMapping, file_bytes};
-
-/// What is said of a segment while its values change.
-pub(crate) const WITHDRAWN: u64 = 0;
+use crate::{
+    mapping::{OwnMapping, file_bytes},
+    protocol,
+};
 
 /// Values that this process alone writes and that others may read, as soon as they have its file.
 #[derive(Debug)]
@@ -45,11 +45,9 @@ impl Segment {
         Ok(Segment { mapping, file })
     }
 
-    /// Says that the values are about to change: who copies them now will know.
+    /// Announces that the values are about to change: a reader that copies them now will know.
     pub fn withdraw(&mut self) {
-        self.mapping.stamp().store(WITHDRAWN, Ordering::Relaxed);
-        // What is written from here on is not seen before that, nor is who keeps it looked up before.
-        fence(Ordering::SeqCst);
+        protocol::withdraw(self.stamp());
     }
 
     /// The number in its head.
@@ -65,10 +63,10 @@ impl Segment {
         self.mapping.write(at, values);
     }
 
-    /// Says that the values are those of `version`, whole. The highest number there is stands for
-    /// none: what is published as that stays withdrawn.
+    /// Announces that the values are those of `version`, whole. The highest number stands for none: a
+    /// segment that is published as that stays withdrawn.
     pub fn publish(&mut self, version: u64) {
-        self.mapping.stamp().store(stamp(version), Ordering::Release);
+        protocol::publish(self.stamp(), version);
     }
 }
 
@@ -79,11 +77,6 @@ fn memory_file() -> rustix::io::Result<OwnedFd> {
         Err(Errno::INVAL) => memfd_create("paceline", flags),
         made => made,
     }
-}
-
-/// How the head says that a segment holds `version`.
-pub(crate) fn stamp(version: u64) -> u64 {
-    version.wrapping_add(1)
 }
 
 impl Deref for Segment {
@@ -109,7 +102,7 @@ impl AsFd for Segment {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU16;
+    use std::sync::atomic::{AtomicU16, Ordering};
 
     use super::*;
     use crate::View;
@@ -117,7 +110,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read_elsewhere() {
         let mut segment = Segment::new(5000).unwrap();
-        let view = View::of(&segment, 5000).unwrap();
+        let view = View::map(&segment, 5000).unwrap();
         segment.iter_mut().zip(0u16..).for_each(|(x, i)| *x = f32::from(i));
         let mut copy = [0.0; 3];
         view.read(4997, &mut copy);
@@ -129,7 +122,7 @@ mod tests {
     fn what_is_large_is_copied_whole_from_wherever_to_wherever() {
         let len = (1 << 20) + 37;
         let mut segment = Segment::new(len).unwrap();
-        let view = View::of(&segment, len).unwrap();
+        let view = View::map(&segment, len).unwrap();
         let values: Vec<f32> = (0..len as u32).map(|i| i as f32).collect();
         for at in [0, 1, 15, 30] {
             let part = &values[at..len - 2 * at];
@@ -152,7 +145,7 @@ mod tests {
     #[test]
     fn a_version_is_read_whole_or_not_at_all() {
         let mut segment = Segment::new(4).unwrap();
-        let view = View::of(&segment, 4).unwrap();
+        let view = View::map(&segment, 4).unwrap();
         let mut copy = [0.0; 4];
         assert!(!view.read_version(0, &mut copy), "nothing is published yet");
         segment.fill(1.0);
@@ -172,7 +165,7 @@ mod tests {
     #[test]
     fn a_reader_that_is_overtaken_knows_it() {
         let mut segment = Segment::new(1 << 14).unwrap();
-        let view = View::of(&segment, 1 << 14).unwrap();
+        let view = View::map(&segment, 1 << 14).unwrap();
         let newest = AtomicU16::new(0);
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {

@@ -3,7 +3,7 @@
 use std::{
     io,
     os::fd::AsFd,
-    sync::atomic::{Ordering, fence},
+    sync::atomic::{AtomicU64, Ordering, fence},
 };
 
 use rustix::fs::{FsWord, SealFlags, fcntl_get_seals, fstat, fstatfs};
@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::{
     mapping::{Mapping, file_bytes},
-    segment::{WITHDRAWN, stamp},
+    protocol,
 };
 
 /// The file system of memory, in small pages; of large ones there may be too few when they are
@@ -64,7 +64,7 @@ pub struct View {
 impl View {
     /// Maps a segment of `elements` values. Whoever made the file is not trusted: unless it is one
     /// that can be read to its end for ever, it is refused.
-    pub fn of(file: impl AsFd, elements: usize) -> Result<Self, ViewError> {
+    pub fn map(file: impl AsFd, elements: usize) -> Result<Self, ViewError> {
         let file = file.as_fd();
         // Only files made to be sealed tell seals, and of those only tmpfs's never lack pages.
         let seals = fcntl_get_seals(file).map_err(|_| ViewError::NotMemory)?;
@@ -114,13 +114,12 @@ impl View {
 
     /// Whether it is published as `version`.
     pub(crate) fn holds(&self, version: u64) -> bool {
-        let held = self.mapping.stamp().load(Ordering::Acquire);
-        stamp(version) != WITHDRAWN && held == stamp(version)
+        protocol::holds(self.stamp(), version)
     }
 
-    /// Of a reader's register: whether it keeps that segment. A segment is withdrawn before this is asked.
-    pub fn keeps(&self, segment: u32) -> bool {
-        self.holds(u64::from(segment))
+    /// The word in its head.
+    pub(crate) fn stamp(&self) -> &AtomicU64 {
+        self.mapping.stamp()
     }
 
     /// Copies the first values, and returns whether they were those of `version` all the time.
@@ -148,7 +147,7 @@ mod tests {
 
     #[track_caller]
     fn refused(file: impl AsFd, why: &str) {
-        let error = View::of(file, 1000).unwrap_err().to_string();
+        let error = View::map(file, 1000).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }
 
@@ -174,7 +173,7 @@ mod tests {
         ftruncate(&memory, 4096 + 4000).unwrap();
         fallocate(&memory, FallocateFlags::empty(), 0, 4096 + 4000).unwrap();
         fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::WRITE).unwrap();
-        let view = View::of(&memory, 1000).unwrap();
+        let view = View::map(&memory, 1000).unwrap();
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         assert!(fallocate(&memory, hole, 0, 4096).is_err());
         let mut last = [1.0];
@@ -194,6 +193,6 @@ mod tests {
     #[should_panic(expected = "past a segment's end")]
     fn a_copy_from_past_the_end_is_refused() {
         let segment = crate::Segment::new(10).unwrap();
-        View::of(&segment, 10).unwrap().read(8, &mut [0.0; 3]);
+        View::map(&segment, 10).unwrap().read(8, &mut [0.0; 3]);
     }
 }

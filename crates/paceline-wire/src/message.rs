@@ -64,8 +64,8 @@ pub const SEGMENTS: u32 = 3;
 /// the way: it does on the same host alone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Invitation {
-    /// The name of a meeting, to which it brings its session and its gradient's segments.
-    pub meeting: String,
+    /// The name of the Unix socket to which it sends its session and its gradient's segments.
+    pub listener: String,
 }
 
 /// All that a worker must know to take part.
@@ -221,7 +221,7 @@ pub enum ToData {
         /// The contribution.
         id: ContributionId,
     },
-    /// It has come to the meeting it was invited to, and handed over its segments.
+    /// It has connected to the socket of its [`Invitation`] and sent its segments.
     Memory,
     /// A whole gradient is in one of its segments, and stays there until it is folded or dropped.
     Push {

@@ -12,7 +12,7 @@ use std::{
 
 use paceline_core::{ContributionId, LeaveReason, Version, WorkerId};
 use paceline_params::{Half, Layout, Lease, WireType, all_finite};
-use paceline_shm::Meeting;
+use paceline_shm::HandoverListener;
 use paceline_wire::{
     FrameError, FrameReader, FrameWriter,
     frame::{BlockHead, Header, encode_control},
@@ -106,8 +106,8 @@ pub(crate) struct DataConnection<R, W> {
     /// Its last contribution.
     last: Option<ContributionId>,
     turn: Arc<Semaphore>,
-    /// Where it may share memory with the shard.
-    meeting: Option<Meeting>,
+    /// Where it may hand over memory to share with the shard.
+    listener: Option<HandoverListener>,
     /// What it shares.
     shared: Option<Shared>,
 }
@@ -117,7 +117,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         (worker, session): (WorkerId, u64),
         (store, shard): LocalShard,
         (reader, writer): (FrameReader<R>, FrameWriter<W>),
-        meeting: Option<Meeting>,
+        listener: Option<HandoverListener>,
     ) -> Self {
         let (last, turn, shared) = (None, Arc::new(Semaphore::new(1)), None);
         DataConnection {
@@ -129,7 +129,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
             writer,
             last,
             turn,
-            meeting,
+            listener,
             shared,
         }
     }
@@ -230,11 +230,11 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         self.shard.send(ShardInbox::Staged(staged)).map_err(|_| DataError::Stopped)
     }
 
-    /// The worker has come to the meeting it was invited to.
+    /// The worker has connected to the listener that it was invited to.
     fn share(&mut self) -> Result<(), DataError> {
-        let invited = self.meeting.take().zip(self.store.sharing.as_ref());
-        let (meeting, sharing) = invited.ok_or(SharingError::NotInvited)?;
-        self.shared = sharing.meet(&meeting, self.session)?;
+        let invited = self.listener.take().zip(self.store.sharing.as_ref());
+        let (listener, sharing) = invited.ok_or(SharingError::NotInvited)?;
+        self.shared = sharing.accept(&listener, self.session)?;
         Ok(())
     }
 

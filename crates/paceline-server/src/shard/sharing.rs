@@ -1,25 +1,27 @@
 //! Memory that a shard shares with the workers of its host.
 //!
-//! A shard publishes in segments of its own, which all of them read; each of them computes in
-//! segments of its own, which the shard folds from. Who reads trusts nothing but the seals.
+//! A shard publishes in segments of its own, which all of these workers read. Each worker computes in
+//! segments of its own, from which the shard folds. Either side trusts nothing but the seals, except that
+//! a worker reads a version in place.
 
 use std::{
     net::{SocketAddr, UdpSocket},
-    os::fd::{AsFd, OwnedFd},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use paceline_params::Block;
-use paceline_shm::{Meeting, Segment, View, ViewError, check_room};
+use paceline_shm::{
+    Attachment, HandoverListener, Publication, Readers, View, ViewError, check_room,
+};
 use paceline_wire::message::{SEGMENTS, ShardSpec};
 use thiserror::Error;
 
 /// Segments that a shard publishes in: one for the newest version, one for the next in the making, and two
-/// for who has not come as far. Where more is kept, versions go as blocks.
+/// for workers that still compute from older ones. Where more are kept, versions go as blocks.
 const PUBLISHED: usize = 4;
 
-/// Leaves sharing out where this host gives less to it than these shards and their workers need.
-pub(crate) fn settle(specs: &mut [ShardSpec]) {
+/// Turns sharing off where this host has less shared memory than these shards and their workers need.
+pub(crate) fn disable_without_room(specs: &mut [ShardSpec]) {
     let needed = |spec: &ShardSpec| {
         let values = spec.layout.shard_range(spec.index).len() * size_of::<f32>();
         let segments = spec.sharers.map(|n| PUBLISHED as u64 + u64::from(n) * u64::from(SEGMENTS));
@@ -57,31 +59,21 @@ pub(crate) enum SharingError {
 /// What a shard's data connections need to share memory.
 #[derive(Debug)]
 pub(crate) struct Sharing {
-    /// What the shard publishes in.
-    files: Vec<OwnedFd>,
+    /// The workers that read the shard's versions.
+    readers: Arc<Readers>,
     /// Values in a worker's segment.
     elements: usize,
-    /// Where each sharer says what it keeps.
-    registers: Mutex<Vec<Arc<View>>>,
 }
 
 impl Sharing {
-    /// Makes what the shard publishes in, if sharing is wanted and possible.
+    /// Makes the segments that the shard publishes in, if sharing is wanted and possible.
     pub(crate) fn open(spec: &ShardSpec) -> Option<(Arc<Sharing>, Mirror)> {
         spec.sharers?;
-        let make = || {
-            let segments: Vec<Segment> = (0..PUBLISHED)
-                .map(|_| Segment::new(spec.layout.shard_range(spec.index).len()))
-                .collect::<Result<_, _>>()?;
-            let files = segments.iter().map(|segment| segment.as_fd().try_clone_to_owned());
-            let files = files.collect::<Result<_, _>>()?;
-            Ok::<_, std::io::Error>((files, segments))
-        };
-        match make() {
-            Ok((files, segments)) => {
-                let elements = spec.layout.total();
-                let sharing = Sharing { files, elements, registers: Mutex::default() };
-                Some((Arc::new(sharing), Mirror::new(segments, spec)))
+        match Publication::new(PUBLISHED, spec.layout.shard_range(spec.index).len()) {
+            Ok(publication) => {
+                let (readers, elements) = (publication.readers(), spec.layout.total());
+                let sharing = Sharing { readers, elements };
+                Some((Arc::new(sharing), Mirror::new(publication, spec)))
             }
             Err(error) => {
                 let shard = spec.index;
@@ -93,26 +85,26 @@ impl Sharing {
         }
     }
 
-    /// Invites a worker that calls from this host. That it calls from here is a first look: to come
-    /// to the meeting is the proof.
-    pub(crate) fn invite(&self, peer: &str) -> Option<Meeting> {
+    /// Listens for a worker that calls from this host. Its address is a first look: to reach the listener
+    /// is the proof.
+    pub(crate) fn invite(&self, peer: &str) -> Option<HandoverListener> {
         let address: SocketAddr = peer.parse().ok()?;
         let is_here = UdpSocket::bind((address.ip().to_canonical(), 0)).is_ok();
-        let meeting = is_here.then(|| Meeting::open(rand::random()))?;
-        meeting.inspect_err(|error| tracing::warn!("failed to invite {peer}: {error}")).ok()
+        let listener = is_here.then(|| HandoverListener::bind(rand::random()))?;
+        listener.inspect_err(|error| tracing::warn!("failed to invite {peer}: {error}")).ok()
     }
 
-    /// The worker has come: maps what it brought, gives it what the shard publishes in. `None`
-    /// where that fails for no fault of the worker's, which then goes by TCP.
-    pub(crate) fn meet(
-        self: &Arc<Self>,
-        meeting: &Meeting,
+    /// Maps the segments that the worker sent, and sends it the shard's. `None` if that fails for no fault
+    /// of the worker's, which then goes by TCP.
+    pub(crate) fn accept(
+        &self,
+        listener: &HandoverListener,
         session: u64,
     ) -> Result<Option<Shared>, SharingError> {
-        let guest = meeting.guest(session).map_err(SharingError::NotThere)?;
-        let count = guest.files().len();
+        let peer = listener.accept(session).map_err(SharingError::NotThere)?;
+        let count = peer.files().len();
         let Some((register, segments)) =
-            guest.files().split_last().filter(|_| count == SEGMENTS as usize + 1)
+            peer.files().split_last().filter(|_| count == SEGMENTS as usize + 1)
         else {
             return Err(SharingError::WrongCount(count));
         };
@@ -122,46 +114,37 @@ impl Sharing {
         };
         let mut views = Vec::with_capacity(segments.len());
         for (index, file) in segments.iter().enumerate() {
-            match View::of(file, self.elements) {
+            match View::map(file, self.elements) {
                 Ok(view) => views.push(Arc::new(view)),
                 Err(ViewError::Map(error)) => return unmapped(error),
                 Err(error) => return Err(SharingError::Unusable { index, error }),
             }
         }
-        let register = match View::of(register, 0) {
-            Ok(view) => Arc::new(view),
+        let register = match View::map(register, 0) {
+            Ok(view) => view,
             Err(ViewError::Map(error)) => return unmapped(error),
             Err(error) => return Err(SharingError::NoRegister(error)),
         };
-        if let Err(error) = guest.give(&self.files) {
-            tracing::debug!("failed to share memory with a worker: {error}");
-            return Ok(None);
+        match self.readers.attach(peer, register) {
+            Ok(attachment) => Ok(Some(Shared { views, _attachment: attachment })),
+            Err(error) => {
+                tracing::debug!("failed to share memory with a worker: {error}");
+                Ok(None)
+            }
         }
-        self.registers().push(Arc::clone(&register));
-        Ok(Some(Shared { views, register, sharing: Arc::clone(self) }))
     }
 
-    /// Whether anybody would read what is published in shared memory.
+    /// Whether any worker would read a version in shared memory.
     pub(crate) fn is_used(&self) -> bool {
-        !self.registers().is_empty()
-    }
-
-    /// Whether anybody reads that segment, which was withdrawn before this is asked.
-    pub(crate) fn is_kept(&self, segment: u32) -> bool {
-        self.registers().iter().any(|register| register.keeps(segment))
-    }
-
-    fn registers(&self) -> MutexGuard<'_, Vec<Arc<View>>> {
-        self.registers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.readers.is_used()
     }
 }
 
-/// What a worker shares, for as long as it is connected.
+/// The memory that a worker shares, for as long as it is connected.
 #[derive(Debug)]
 pub(crate) struct Shared {
     views: Vec<Arc<View>>,
-    register: Arc<View>,
-    sharing: Arc<Sharing>,
+    _attachment: Attachment,
 }
 
 impl Shared {
@@ -172,75 +155,55 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
-    fn drop(&mut self) {
-        self.sharing.registers().retain(|register| !Arc::ptr_eq(register, &self.register));
-    }
-}
-
-/// The published parameters once more, where workers of this host read them.
+/// A copy of the published parameters, in memory that workers of this host read.
 #[derive(Debug)]
 pub(crate) struct Mirror {
-    segments: Vec<Segment>,
+    publication: Publication,
     /// Where each block's values begin.
     starts: Vec<usize>,
-    /// Which version was written to each last, plus one.
-    written: Vec<u64>,
-    /// Whether the newest version is in one of them.
-    current: bool,
-    /// The one that is written, and which blocks are written already, while a version is.
-    making: Option<(usize, Vec<bool>)>,
+    /// The blocks that are written already, while a version is.
+    written: Option<Vec<bool>>,
 }
 
 impl Mirror {
-    fn new(segments: Vec<Segment>, spec: &ShardSpec) -> Self {
+    fn new(publication: Publication, spec: &ShardSpec) -> Self {
         let first = spec.layout.shard_range(spec.index).start;
         let blocks = spec.layout.shard_blocks(spec.index);
         let starts = blocks.map(|block| spec.layout.block_range(block).start - first).collect();
-        Mirror { written: vec![0; segments.len()], current: false, segments, starts, making: None }
+        Mirror { publication, starts, written: None }
     }
 
-    /// A version is being made, where the oldest is that nobody keeps; nowhere, if all are kept but the
-    /// newest version, which stays until there is another.
-    pub(crate) fn begin(&mut self, is_kept: impl Fn(u32) -> bool) {
-        let mut by_age: Vec<usize> = (0..self.segments.len()).collect();
-        by_age.sort_by_key(|&segment| self.written[segment]);
-        by_age.truncate(self.segments.len() - usize::from(self.current));
-        let free = by_age.into_iter().find(|&segment| {
-            self.segments[segment].withdraw();
-            !is_kept(segment as u32)
-        });
-        self.making = free.map(|segment| (segment, vec![false; self.starts.len()]));
+    /// A version is being made. It goes nowhere if workers keep all segments but that of the newest version.
+    pub(crate) fn begin(&mut self) {
+        self.written = self.publication.begin().then(|| vec![false; self.starts.len()]);
     }
 
-    /// A block of it, if it was begun.
+    /// Writes a block of the version, if it was begun.
     pub(crate) fn write(&mut self, block: usize, values: &[f32]) {
-        if let Some((segment, written)) = &mut self.making {
+        if let Some(written) = &mut self.written {
             written[block] = true;
-            self.segments[*segment].write(self.starts[block], values);
+            self.publication.write(self.starts[block], values);
         }
     }
 
-    /// It is made, if it was begun; blocks that did not change are written, too. Returns the segment
-    /// that holds it.
+    /// Publishes the version, if it was begun, with the blocks that did not change. Returns the segment that
+    /// holds it.
     pub(crate) fn finish(&mut self, version: u64, blocks: &[Block]) -> Option<u32> {
-        self.current = self.making.is_some();
-        let (segment, written) = self.making.take()?;
+        let written = self.written.take().unwrap_or_default();
         for (block, _) in written.iter().enumerate().filter(|(_, written)| !**written) {
-            self.segments[segment].write(self.starts[block], blocks[block].values());
+            self.publication.write(self.starts[block], blocks[block].values());
         }
-        self.segments[segment].publish(version);
-        self.written[segment] = version + 1;
-        Some(segment as u32)
+        self.publication.publish(version)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{os::fd::AsFd, time::Duration};
 
     use paceline_core::Version;
     use paceline_params::{Layout, OptimizerSpec, TensorSpec, WireType};
+    use paceline_shm::{HandoverClient, Register, Segment};
 
     use super::*;
 
@@ -259,12 +222,22 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_holds_every_block_of_the_last_versions_and_writes_where_nobody_reads() {
+    fn a_mirror_holds_every_block_of_the_last_versions() {
         let spec = spec(Some(1));
         let (sharing, mut mirror) = Sharing::open(&spec).unwrap();
         let len = spec.layout.shard_range(1).len();
-        let views: Vec<View> =
-            sharing.files.iter().map(|file| View::of(file, len).unwrap()).collect();
+        let listener = sharing.invite("127.0.0.1:9").unwrap();
+        let client = HandoverClient::connect(listener.name()).unwrap();
+        let segments = [(); SEGMENTS as usize].map(|()| Segment::new(sharing.elements).unwrap());
+        let register = Register::new().unwrap();
+        let files: Vec<_> = segments.iter().map(AsFd::as_fd).chain([register.as_fd()]).collect();
+        client.send(5, &files).unwrap();
+        assert!(!sharing.is_used());
+        let shared = sharing.accept(&listener, 5).unwrap().unwrap();
+        assert!(sharing.is_used());
+        let files = client.receive(Duration::from_secs(5)).unwrap();
+        let views: Vec<View> = files.iter().map(|file| View::map(file, len).unwrap()).collect();
+        assert_eq!(views.len(), PUBLISHED);
         let mut blocks: Vec<Block> = spec
             .layout
             .shard_blocks(1)
@@ -272,9 +245,9 @@ mod tests {
                 Block::new(vec![0.0; spec.layout.block_range(block).len()], &spec.optimizer)
             })
             .collect();
-        assert_eq!(mirror.finish(3, &blocks), None, "nobody began");
+        assert_eq!(mirror.finish(3, &blocks), None, "no version was begun");
         for version in 4..8u64 {
-            mirror.begin(|_| false);
+            mirror.begin();
             blocks[0] = Block::new(vec![version as f32; 2], &spec.optimizer);
             mirror.write(0, blocks[0].values());
             let segment = mirror.finish(version, &blocks).unwrap() as usize;
@@ -285,20 +258,8 @@ mod tests {
             let before = (segment + PUBLISHED - 1) % PUBLISHED;
             assert_eq!(views[before].read_version(version - 1, &mut copy), version > 4);
         }
-        // Versions 4 to 7 are in segments 0 to 3. The oldest that is not kept goes.
-        mirror.begin(|segment| segment == 0);
-        assert_eq!(mirror.finish(8, &blocks), Some(1));
-        mirror.begin(|segment| segment == 0 || segment == 2);
-        assert_eq!(mirror.finish(9, &blocks), Some(3));
-        mirror.begin(|segment| segment == 0 || segment == 2);
-        assert_eq!(mirror.finish(10, &blocks), Some(1), "two may be kept for long");
-        mirror.begin(|segment| segment != 1);
-        assert_eq!(mirror.finish(11, &blocks), None, "three are too many");
-        assert!(views[1].read_version(10, &mut vec![0.0; len]), "what was the newest stays");
-        mirror.begin(|segment| segment != 1);
-        assert_eq!(mirror.finish(12, &blocks), Some(1), "until a newer one is nowhere");
-        mirror.begin(|_| false);
-        assert_eq!(mirror.finish(13, &blocks), Some(0));
+        drop(shared);
+        assert!(!sharing.is_used());
     }
 
     #[test]
@@ -315,9 +276,9 @@ mod tests {
     fn too_little_room_means_tcp() {
         let mut specs = [spec(Some(1)), spec(Some(u32::MAX))];
         specs[1].layout = Layout::new(vec![TensorSpec::new("w", [1 << 40])], 1 << 20, 2).unwrap();
-        settle(&mut specs[..1]);
+        disable_without_room(&mut specs[..1]);
         assert_eq!(specs[0].sharers, Some(1));
-        settle(&mut specs);
+        disable_without_room(&mut specs);
         assert_eq!([specs[0].sharers, specs[1].sharers], [None, None]);
     }
 }

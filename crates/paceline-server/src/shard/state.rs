@@ -112,9 +112,9 @@ impl ShardState {
     }
 
     /// What is published next is to be in shared memory, too, where nobody keeps what is there.
-    pub(crate) fn begin_mirror(&mut self, is_kept: impl Fn(u32) -> bool) {
+    pub(crate) fn begin_mirror(&mut self) {
         if let Some(mirror) = &mut self.mirror {
-            mirror.begin(is_kept);
+            mirror.begin();
         }
     }
 
@@ -449,7 +449,7 @@ mod tests {
         let mut shard = shard(true);
         let mut segment = Segment::new(6).unwrap();
         segment.fill(2.0);
-        let view = Arc::new(View::of(&segment, 6).unwrap());
+        let view = Arc::new(View::map(&segment, 6).unwrap());
         let parts = Parts::Mapped { view, share: 1.0 };
         shard.stage(Staged { parts, session: 7, ..staged(0, [0.0; 6]) });
         shard.stage(staged(1, [1.0; 6]));
@@ -474,7 +474,7 @@ mod tests {
         let mut segment = Segment::new(6).unwrap();
         segment.fill(1.0);
         segment[0] = f32::NAN;
-        let view = Arc::new(View::of(&segment, 6).unwrap());
+        let view = Arc::new(View::map(&segment, 6).unwrap());
         let parts = Parts::Mapped { view, share: 1.0 };
         shard.stage(Staged { parts, ..staged(0, [0.0; 6]) });
         shard.accept(WorkerId(0), ContributionId(0), 1.0).unwrap();

@@ -79,7 +79,7 @@ impl ShardThread {
         inbox: &mpsc::Receiver<ShardInbox>,
     ) -> Result<(), ShardError> {
         // Whoever shares memory finds the first version there, too.
-        self.state.begin_mirror(|_| false);
+        self.state.begin_mirror();
         self.publish(version);
         self.say(FromShard::Ready);
         let mut waiting = Vec::new();
@@ -169,8 +169,8 @@ impl ShardThread {
     fn take_down(&mut self, apply: &Apply) {
         let making = Published { version: apply.version, blocks: None, segment: None };
         self.store.published.send_replace(making);
-        if let Some(sharing) = self.store.sharing.as_ref().filter(|sharing| sharing.is_used()) {
-            self.state.begin_mirror(|segment| sharing.is_kept(segment));
+        if self.store.sharing.as_ref().is_some_and(|sharing| sharing.is_used()) {
+            self.state.begin_mirror();
         }
     }
 

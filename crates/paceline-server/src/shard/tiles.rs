@@ -114,7 +114,7 @@ mod tests {
     fn shared(values: &[f32]) -> (Segment, View) {
         let mut segment = Segment::new(values.len()).unwrap();
         segment.copy_from_slice(values);
-        let view = View::of(&segment, values.len()).unwrap();
+        let view = View::map(&segment, values.len()).unwrap();
         (segment, view)
     }
 
