@@ -1,4 +1,4 @@
-//! The one place where memory is mapped, and where what other processes write is read.
+//! The one place where memory is mapped, and where memory that other processes write is read.
 #![expect(unsafe_code, reason = "mapping memory, and reading it where another process may write")]
 
 use std::{io, os::fd::BorrowedFd, ptr::NonNull, sync::atomic::AtomicU64};
@@ -14,10 +14,9 @@ pub(crate) fn file_bytes(elements: usize) -> io::Result<usize> {
     bytes.filter(|&bytes| bytes <= isize::MAX as usize).ok_or(io::ErrorKind::OutOfMemory.into())
 }
 
-/// A mapped file of `elements` values behind a head, for reading alone.
+/// A read-only mapping of a file with `elements` values behind a head.
 ///
-/// The file must never become shorter than [`file_bytes`], or lose pages: its users see to that, by
-/// its seals.
+/// The file must never become shorter than [`file_bytes`], or lose pages: the callers check its seals.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
@@ -52,7 +51,7 @@ impl Mapping {
         self.elements
     }
 
-    /// The number in the head.
+    /// The word in the head.
     pub(crate) fn stamp(&self) -> &AtomicU64 {
         // SAFETY: the head is mapped for as long as `self`, a page is aligned for any integer, and
         // memory that another process may write is read by atomic operations alone. Of a mapping
@@ -83,9 +82,9 @@ impl Mapping {
     }
 }
 
-/// So many values, and more, are copied past the cache: they would push out of it what is there, and be
-/// pushed out before they are read. It spares the reading of what is overwritten, too (measured: a sixth of a
-/// round of four workers with 100 MB each).
+/// From this many values on, a copy goes past the cache: it would evict other data, and be evicted before it
+/// is read. It also saves reading the lines that are overwritten (measured: a sixth of a round of four
+/// workers with 100 MB each).
 const PAST_CACHE: usize = 1 << 20;
 
 /// Copies `len` values, past the cache where they are part of something `large`.
@@ -114,7 +113,7 @@ unsafe fn copy(from: *const f32, to: *mut f32, len: usize, large: bool) {
                 _mm_stream_si128(to.add(3), d);
             }
             std::ptr::copy_nonoverlapping(from.add(tail), to.add(tail), len - tail);
-            // Other threads see it once they see what is written after it.
+            // Other threads see the copy once they see any later write.
             _mm_sfence();
         }
         return;
@@ -133,8 +132,8 @@ impl Drop for Mapping {
     }
 }
 
-/// The values of several files side by side, as one vector, for reading alone. The files must stay as
-/// long as [`Mapping`] wants them.
+/// A read-only mapping of the values of several files side by side, as one vector. The files must meet the
+/// conditions of [`Mapping`].
 #[derive(Debug)]
 pub(crate) struct JointMapping {
     start: NonNull<u8>,
@@ -153,7 +152,7 @@ impl JointMapping {
         lengths.split_last().is_some_and(|(last, others)| *last > 0 && others.iter().all(whole))
     }
 
-    /// Maps the values of these files, so many each, that [`fits`](Self::fits) says yes to.
+    /// Maps the values of these files, so many each, whose lengths [`fits`](Self::fits) accepts.
     pub(crate) fn map(parts: &[(BorrowedFd<'_>, usize)]) -> io::Result<Self> {
         let lengths: Vec<usize> = parts.iter().map(|(_, elements)| *elements).collect();
         assert!(Self::fits(&lengths), "parts that do not fill their pages");

@@ -1,33 +1,33 @@
-//! How much memory a host gives to sharing.
+//! How much memory a host has for sharing.
 
 use rustix::fs::statvfs;
 use thiserror::Error;
 
-/// Where a host says it. Segments do not lie there, but its size is the one bound on shared memory
-/// that whoever owns the host, or makes a container, sets.
-const PLACE: &str = "/dev/shm";
+/// The file system whose size limits shared memory. Segments do not lie there, but it is the one limit that
+/// the owner of a host or container sets.
+const SHM: &str = "/dev/shm";
 
-/// Why there is not enough.
+/// Why there is not enough shared memory.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum RoomError {
     /// The host has no shared memory.
     #[error("there is no {0}")]
     Missing(String),
-    /// It has less than is wanted.
+    /// It has less than wanted.
     #[error("{place} has {} MiB free, {} MiB are needed", free >> 20, wanted.div_ceil(1 << 20))]
     TooSmall {
-        /// Where.
+        /// The file system.
         place: String,
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
-        /// Bytes that are wanted.
+        /// Wanted bytes.
         wanted: u64,
     },
 }
 
-/// Whether this host gives `wanted` bytes to shared memory.
+/// Checks that this host has `wanted` bytes of shared memory.
 pub fn check_room(wanted: u64) -> Result<(), RoomError> {
-    check_room_in(PLACE, wanted)
+    check_room_in(SHM, wanted)
 }
 
 fn check_room_in(place: &str, wanted: u64) -> Result<(), RoomError> {

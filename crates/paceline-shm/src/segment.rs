@@ -1,5 +1,5 @@
 //! A vector of values in memory that other processes can read.
-#![expect(unsafe_code, reason = "promises to a mapping that nobody else writes")]
+#![expect(unsafe_code, reason = "promises a mapping that no other process writes")]
 
 use std::{
     io,
@@ -20,7 +20,7 @@ use crate::{
     protocol,
 };
 
-/// Values that this process alone writes and that others may read, as soon as they have its file.
+/// Values that only this process writes and that other processes may read once they have its file.
 #[derive(Debug)]
 pub struct Segment {
     mapping: OwnMapping,
@@ -28,17 +28,15 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// So many zeros. The memory is taken at once: where there is not enough, this is where it
-    /// shows.
+    /// A segment of so many zeros. It allocates the memory at once, so that a lack of memory shows here.
     pub fn new(elements: usize) -> io::Result<Self> {
         let file = memory_file()?;
         let bytes = file_bytes(elements)? as u64;
         ftruncate(&file, bytes)?;
         fallocate(&file, FallocateFlags::empty(), 0, bytes)?;
-        // SAFETY: nobody else has the file before it is sealed, and sealed it is before it leaves
-        // this function: then the mapping made here is the only one that can write, and the file
-        // cannot be written to or made shorter by any other way. Should a seal fail, file and
-        // mapping go at once.
+        // SAFETY: no other process has the file before it leaves this function, and it is sealed before
+        // that: then the mapping made here is the only one that can write, and the file cannot be
+        // written to or made shorter in any other way. If a seal fails, file and mapping go at once.
         let mapping = unsafe { OwnMapping::new(file.as_fd(), elements)? };
         let lengths = SealFlags::SHRINK | SealFlags::GROW;
         fcntl_add_seals(&file, lengths | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
@@ -50,12 +48,12 @@ impl Segment {
         protocol::withdraw(self.stamp());
     }
 
-    /// The number in its head.
+    /// The word in its head.
     pub(crate) fn stamp(&self) -> &AtomicU64 {
         self.mapping.stamp()
     }
 
-    /// Writes the values from `at` on, which others are to read and this process is not.
+    /// Writes values from `at` on that other processes read and this one does not.
     ///
     /// # Panics
     /// If `values` reaches past the end.
@@ -70,7 +68,7 @@ impl Segment {
     }
 }
 
-/// Kernels from 6.3 on want it said that nobody means to execute it; older ones do not know how.
+/// Kernels from 6.3 on expect a flag that says the file is not executable; older ones reject it.
 fn memory_file() -> rustix::io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match memfd_create("paceline", flags | MemfdFlags::NOEXEC_SEAL) {
@@ -93,7 +91,7 @@ impl DerefMut for Segment {
     }
 }
 
-/// The file, to be handed to those who may read it.
+/// The file, for processes that may read it.
 impl AsFd for Segment {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()

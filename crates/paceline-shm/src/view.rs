@@ -14,17 +14,17 @@ use crate::{
     protocol,
 };
 
-/// The file system of memory, in small pages; of large ones there may be too few when they are
+/// The file system of memory in small pages. The kernel may run out of large pages when they are
 /// needed, which ends in `SIGBUS`.
 const TMPFS_MAGIC: FsWord = 0x0102_1994;
 
-/// Bytes of the blocks that a file's memory is told in, whatever the file system.
+/// Bytes of the blocks in which `fstat` counts a file's memory, whatever the file system.
 const STAT_BLOCK: u64 = 512;
 
 /// Why a file is not read as a segment.
 #[derive(Debug, Error)]
 pub enum ViewError {
-    /// It is something else.
+    /// It is not shared memory.
     #[error("it is no memory that can be shared")]
     NotMemory,
     /// It could be made shorter while it is read.
@@ -38,7 +38,7 @@ pub enum ViewError {
     Sparse {
         /// Bytes that have memory.
         got: u64,
-        /// What it must have.
+        /// Bytes that it must have.
         expected: u64,
     },
     /// It is not as long as it must be.
@@ -46,7 +46,7 @@ pub enum ViewError {
     WrongSize {
         /// Its length.
         got: u64,
-        /// What it must have.
+        /// Bytes that it must have.
         expected: u64,
     },
     /// It cannot be mapped.
@@ -54,19 +54,18 @@ pub enum ViewError {
     Map(#[from] io::Error),
 }
 
-/// A segment that another process owns. Its values may change at any time, so through this they are only
-/// ever copied out; what is done with them is done with the copy.
+/// A segment that another process owns. Its values may change at any time, so a view only copies them out.
 #[derive(Debug)]
 pub struct View {
     mapping: Mapping,
 }
 
 impl View {
-    /// Maps a segment of `elements` values. Whoever made the file is not trusted: unless it is one
-    /// that can be read to its end for ever, it is refused.
+    /// Maps a segment of `elements` values. It does not trust the process that made the file, and refuses one
+    /// that might not be readable to its end for ever.
     pub fn map(file: impl AsFd, elements: usize) -> Result<Self, ViewError> {
         let file = file.as_fd();
-        // Only files made to be sealed tell seals, and of those only tmpfs's never lack pages.
+        // Only files made for sealing have seals, and among those only tmpfs files never lack pages.
         let seals = fcntl_get_seals(file).map_err(|_| ViewError::NotMemory)?;
         let system = fstatfs(file).map_err(io::Error::from)?;
         if system.f_type != TMPFS_MAGIC {
@@ -75,15 +74,15 @@ impl View {
         if !seals.contains(SealFlags::SHRINK) {
             return Err(ViewError::Unsealed);
         }
-        // Either seal keeps anybody from making gaps, too; whose page there is no memory for ends the
-        // reader as the end of the file does.
+        // Either seal also keeps every process from making gaps. A page without memory ends the reader as
+        // the end of the file does.
         if !seals.intersects(SealFlags::FUTURE_WRITE | SealFlags::WRITE) {
             return Err(ViewError::Writable);
         }
         let found = fstat(file).map_err(io::Error::from)?;
         let expected = file_bytes(elements)? as u64;
         let got = u64::try_from(found.st_size).unwrap_or(0);
-        // What is longer could have its memory where nobody looks, and gaps where it is read.
+        // A longer file could have its memory at the end, and gaps where it is read.
         if got != expected {
             return Err(ViewError::WrongSize { got, expected });
         }
@@ -94,12 +93,12 @@ impl View {
         Ok(View { mapping: Mapping::read_only(file, elements)? })
     }
 
-    /// Values in it.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.mapping.elements()
     }
 
-    /// Whether there are none.
+    /// Whether it has no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -122,7 +121,7 @@ impl View {
         self.mapping.stamp()
     }
 
-    /// Copies the first values, and returns whether they were those of `version` all the time.
+    /// Copies the first values, and returns whether they were those of `version` throughout.
     ///
     /// # Panics
     /// If `values` reaches past the end.
@@ -131,7 +130,7 @@ impl View {
             return false;
         }
         self.read(0, values);
-        // The values are read before the stamp is looked at again.
+        // The values are read before the stamp is read again.
         fence(Ordering::Acquire);
         self.holds(version)
     }

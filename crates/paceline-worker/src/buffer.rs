@@ -1,10 +1,10 @@
-//! Where a gradient is computed.
+//! The memory that a gradient is computed in.
 
 use std::ops::{Deref, DerefMut};
 
 use paceline_shm::Segment;
 
-/// A gradient's values: this process's own, or where shards of the same host read them.
+/// A gradient's values, in this process's own memory or in memory that shards of the same host read.
 #[derive(Debug)]
 pub(crate) enum Buffer {
     Private(Vec<f32>),
@@ -12,7 +12,7 @@ pub(crate) enum Buffer {
 }
 
 impl Buffer {
-    /// Which of the segments it is, for shards that have them.
+    /// The number of its segment, for shards that share memory.
     pub(crate) fn segment(&self) -> Option<u32> {
         match self {
             Buffer::Private(_) => None,
@@ -20,7 +20,7 @@ impl Buffer {
         }
     }
 
-    /// Makes it as long as it must be, if it can be of any length.
+    /// Sets the length of a private buffer; a shared one has its length from the start.
     pub(crate) fn resize(&mut self, len: usize) {
         match self {
             Buffer::Private(values) => values.resize(len, 0.0),
