@@ -1,4 +1,4 @@
-//! Rounds that are nothing but the exchange: the gradient costs nothing.
+//! Rounds that only exchange data: their gradient costs nothing.
 
 use anyhow::{Result, ensure};
 use paceline_wire::Transport;
@@ -9,7 +9,7 @@ use crate::{limits::socket_round, paceline::Paceline, stats::median};
 pub(crate) const PARAMS: usize = 25_000_000;
 pub(crate) const BYTES: usize = PARAMS * size_of::<f32>();
 
-/// A run of such rounds; further flags say how.
+/// A run of these rounds, with further flags.
 #[derive(Debug, Clone)]
 pub(crate) struct Exchange {
     pub(crate) params: usize,
@@ -21,9 +21,8 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// Seconds a round, in the middle: from its start, through the pull, the push, the fold and the
-    /// update, to the next version. Turned round, that is from all having gradients to all holding
-    /// the result.
+    /// Median seconds per round: from its start, through pull, push, fold and update, to the next
+    /// version. This equals the time from all workers having gradients to all holding the result.
     pub(crate) fn seconds(&self, paceline: &Paceline) -> Result<f64> {
         let Exchange { params, workers, shards, rounds, transport, flags } = self;
         let args = format!(
@@ -35,10 +34,10 @@ impl Exchange {
         paceline.discard("exchange")?;
         ensure!(
             *transport == Transport::Tcp || run.number("/data_plane/bytes_shared") > 0.0,
-            "no memory was shared, so this measures TCP; give /dev/shm more room: {}",
+            "no memory was shared, so this measures TCP; enlarge /dev/shm: {}",
             run.stderr
         );
-        // The first rounds find memory that was never written to, in as many buffers as there are.
+        // The first rounds touch fresh memory in every buffer.
         let times: Vec<f64> = run.round_times(3).iter().map(|time| time.as_secs_f64()).collect();
         Ok(median(&times))
     }

@@ -9,11 +9,11 @@ use std::{
 
 use anyhow::Result;
 
-/// How much is read or written at a time.
+/// Bytes read or written at a time.
 const CHUNK: usize = 1 << 20;
 
 /// Moves `bytes` each way over each of `connections` loopback connections at once, first all one
-/// way, then all the other, as a round does; returns how long that took.
+/// way, then all the other, as a round does; returns the time taken.
 pub(crate) fn socket_round(connections: usize, bytes: usize) -> Result<Duration> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
@@ -70,7 +70,7 @@ fn receive(stream: &mut TcpStream, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// STREAM add, a = b + c over `elements` floats by so many threads: bytes per second, best of three.
+/// STREAM add, a = b + c over `elements` floats by `threads` threads: bytes per second, best of three.
 pub(crate) fn stream_add(elements: usize, threads: usize) -> f64 {
     let (b, c) = (vec![1.0f32; elements], vec![2.0f32; elements]);
     let mut a = vec![0.0f32; elements];
@@ -88,7 +88,7 @@ pub(crate) fn stream_add(elements: usize, threads: usize) -> f64 {
     (3 * elements * size_of::<f32>()) as f64 / seconds
 }
 
-/// The least seconds that it takes in three times.
+/// The least seconds of three repetitions.
 pub(crate) fn best_of_three(mut job: impl FnMut()) -> f64 {
     let mut time = || {
         let began = Instant::now();

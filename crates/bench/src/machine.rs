@@ -4,7 +4,7 @@ use std::{fs, process::Command};
 
 use anyhow::Result;
 
-/// Of the kernel's clock in a second, as it counts for programs.
+/// Ticks of the kernel's clock per second, as it reports CPU times.
 pub(crate) const TICKS: f64 = 100.0;
 
 /// Processor, cores and memory.
@@ -28,7 +28,7 @@ pub(crate) fn date() -> String {
     date.map_or(String::new(), |date| String::from_utf8_lossy(&date.stdout).trim().to_owned())
 }
 
-/// Seconds that all cores have been busy, by whomever.
+/// Seconds that all cores have been busy, with any process.
 pub(crate) fn busy_seconds() -> Result<f64> {
     let text = fs::read_to_string("/proc/stat")?;
     let fields = text.lines().next().unwrap_or_default().split_whitespace().skip(1);

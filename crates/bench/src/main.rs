@@ -30,15 +30,15 @@ use crate::report::Report;
                         time-to-accuracy  who reaches an accuracy first: scenarios, policies, \
                         live")]
 struct Args {
-    /// Which bench
+    /// Bench to run
     name: String,
-    /// Under a minute; what that cannot carry is skipped and says so
+    /// Run for under a minute; figures that need longer are skipped and reported as such
     #[arg(long)]
     quick: bool,
     /// End with one line of JSON
     #[arg(long)]
     json: bool,
-    /// Run only the part of this name; the docs keep what they have of the others
+    /// Run only the part of this name; the docs keep the figures of the others
     #[arg(long)]
     only: Option<String>,
 }

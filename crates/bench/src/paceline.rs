@@ -23,7 +23,7 @@ pub(crate) struct Paceline {
 }
 
 /// A run that has ended.
-pub(crate) struct Run {
+pub(crate) struct FinishedRun {
     pub(crate) code: Option<i32>,
     pub(crate) summary: Value,
     pub(crate) events: Vec<Event>,
@@ -39,7 +39,7 @@ impl Paceline {
             .status()
             .context("failed to start cargo")?;
         ensure!(status.success(), "failed to build paceline");
-        // Beside this very program, whatever the target folder is called.
+        // Beside the bench's own binary, whatever the target folder is called.
         let exe = std::env::current_exe()?.with_file_name("paceline");
         ensure!(exe.is_file(), "there is no {}", exe.display());
         Ok(Paceline { exe, runs: tempfile::tempdir()? })
@@ -59,7 +59,7 @@ impl Paceline {
         Ok(String::from_utf8_lossy(&help).split_whitespace().any(|word| word == flag))
     }
 
-    /// Removes what a run left behind: a checkpoint of a large model, mostly.
+    /// Removes a run's folder, which may hold checkpoints of a large model.
     pub(crate) fn discard(&self, name: &str) -> Result<()> {
         fs::remove_dir_all(self.runs.path().join(name))
             .with_context(|| format!("failed to remove the run {name}"))
@@ -69,39 +69,39 @@ impl Paceline {
         let path = self.runs.path().join(name).join("events.jsonl");
         let text = fs::read_to_string(&path)
             .with_context(|| format!("failed to read {}", path.display()))?;
-        // The last line of a run that goes on may be half written.
+        // The last line of a run in progress may be incomplete.
         Ok(text.lines().map_while(|line| serde_json::from_str(line).ok()).collect())
     }
 
-    /// Trains under `name`, and reads what it left behind; a failed run is an outcome too.
-    pub(crate) fn try_train(&self, name: &str, args: &str) -> Result<Run> {
+    /// Trains under `name`, and reads the run's folder; a failed run is an outcome too.
+    pub(crate) fn try_train(&self, name: &str, args: &str) -> Result<FinishedRun> {
         self.run("--name", name, args)
     }
 
-    /// Goes on with an earlier run.
-    pub(crate) fn resume(&self, name: &str, args: &str) -> Result<Run> {
+    /// Resumes an earlier run.
+    pub(crate) fn resume(&self, name: &str, args: &str) -> Result<FinishedRun> {
         self.run("--resume", name, args)
     }
 
-    fn run(&self, how: &str, name: &str, args: &str) -> Result<Run> {
+    fn run(&self, how: &str, name: &str, args: &str) -> Result<FinishedRun> {
         let mut all = vec!["train", "--json", how, name];
         all.extend(args.split_whitespace());
         let Output { status, stdout, stderr } = self.command(&all).output()?;
         let stderr = String::from_utf8_lossy(&stderr).into_owned();
         let summary = serde_json::from_slice(&stdout)
             .with_context(|| format!("no summary of `train {how} {name} {args}`: {stderr}"))?;
-        Ok(Run { code: status.code(), summary, events: self.events(name)?, stderr })
+        Ok(FinishedRun { code: status.code(), summary, events: self.events(name)?, stderr })
     }
 
-    /// Trains, and must succeed.
-    pub(crate) fn train(&self, name: &str, args: &str) -> Result<Run> {
+    /// Trains; the run must succeed.
+    pub(crate) fn train(&self, name: &str, args: &str) -> Result<FinishedRun> {
         let run = self.try_train(name, args)?;
         ensure!(run.code == Some(0), "`train {args}` failed: {}", run.stderr);
         Ok(run)
     }
 }
 
-impl Run {
+impl FinishedRun {
     /// A number in the summary, by the path to it.
     pub(crate) fn number(&self, path: &str) -> f64 {
         self.summary.pointer(path).and_then(Value::as_f64).unwrap_or(f64::NAN)

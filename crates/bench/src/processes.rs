@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-/// Ends the processes it holds, whatever happens.
+/// Child processes, ended when dropped.
 pub(crate) struct Processes(pub(crate) Vec<Child>);
 
 impl Drop for Processes {
@@ -20,7 +20,7 @@ impl Drop for Processes {
     }
 }
 
-/// Where the server says that it listens; what else it says is of no interest.
+/// The address that the server prints; other output is ignored.
 pub(crate) fn address(server: &mut Child) -> Result<String> {
     let mut said = BufReader::new(server.stderr.take().context("the server says nothing")?);
     let mut line = String::new();
@@ -30,7 +30,7 @@ pub(crate) fn address(server: &mut Child) -> Result<String> {
     address.with_context(|| format!("the server does not listen: {line}"))
 }
 
-/// Waits until it is done, two minutes at most.
+/// Waits until `done`, at most two minutes.
 pub(crate) fn wait(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
     let began = Instant::now();
     while !done()? {

@@ -1,4 +1,4 @@
-//! What a bench found: for people, for `docs/bench`, and as JSON.
+//! The results of a bench: on the terminal, in `docs/bench`, and as JSON.
 
 use std::{fmt::Write as _, fs};
 
@@ -7,24 +7,24 @@ use serde::Serialize;
 
 use crate::{machine, paceline::workspace};
 
-/// One thing that must be shown.
+/// One measured figure.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Figure {
     name: String,
     value: Option<f64>,
     goal: String,
     holds: Option<bool>,
-    /// Why nothing was measured.
+    /// Why it was not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     skipped: Option<String>,
-    /// Why there is no verdict on what was measured.
+    /// Why the measurement has no verdict.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     #[serde(skip)]
     note: String,
 }
 
-/// The figures of one bench, as they come.
+/// The figures of one bench, in order of measurement.
 pub(crate) struct Report {
     bench: String,
     quick: bool,
@@ -43,7 +43,7 @@ impl Report {
         self.quick
     }
 
-    /// Whether a part of the bench was asked for; says that it begins.
+    /// Whether a part of the bench was requested; prints that it begins.
     pub(crate) fn wants(&self, part: &str) -> bool {
         let wanted = self.only.as_deref().is_none_or(|only| part == only);
         if wanted {
@@ -62,12 +62,12 @@ impl Report {
         self.add(name, value, format!("<= {goal}"), value <= goal, note.into());
     }
 
-    /// Something that must be so: 1 if it is.
+    /// A condition that must hold: 1 if it does.
     pub(crate) fn must(&mut self, name: &str, holds: bool, note: impl Into<String>) {
         self.add(name, f64::from(u8::from(holds)), "yes".to_owned(), holds, note.into());
     }
 
-    /// A figure that is stated and has no goal of its own.
+    /// A figure without a goal.
     pub(crate) fn tell(&mut self, name: &str, value: f64, note: impl Into<String>) {
         let note = note.into();
         eprintln!("{name}: {value:.4} {note}");
@@ -82,13 +82,13 @@ impl Report {
         });
     }
 
-    /// A table or a text of its own, after the figures.
+    /// A table or text after the figures.
     pub(crate) fn section(&mut self, markdown: String) {
         eprintln!("{markdown}");
         self.sections.push(markdown);
     }
 
-    /// A figure that this run could not carry.
+    /// A figure that this run could not measure.
     pub(crate) fn skip(&mut self, name: &str, goal: &str, why: &str) {
         eprintln!("{name}: skipped, {why}");
         self.figures.push(Figure {
@@ -116,8 +116,8 @@ impl Report {
         });
     }
 
-    /// Writes `docs/bench/NAME.md` (a quick run leaves it alone, and one of some parts what it has of
-    /// the others) and the JSON line.
+    /// Writes `docs/bench/NAME.md` and the JSON line. A quick run does not change the file, and a run of
+    /// some parts keeps the others.
     pub(crate) fn finish(self, json: bool) -> Result<()> {
         if !self.quick {
             let dir = workspace().join("docs/bench");
@@ -163,7 +163,7 @@ impl Report {
 
 const RULE: &str = "|---|---|---|---|---|\n";
 
-/// The old text with the figures and sections of the new in their places, and what is new behind them.
+/// The old text with figures and sections replaced by the new ones; additional ones are appended.
 fn merged(old: &str, new: &str) -> Option<String> {
     let (_, rest) = old.split_once(RULE)?;
     let (head, measured) = new.split_once(RULE)?;

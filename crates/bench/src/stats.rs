@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::Result;
 
-/// The middle value; NaN of nothing.
+/// The median; NaN without values.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -17,7 +17,7 @@ pub(crate) fn median(values: &[f64]) -> f64 {
 
 /// A mean over pairs with its 95 % confidence interval, best and worst.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Interval {
+pub(crate) struct ConfidenceInterval {
     pairs: usize,
     pub(crate) mean: f64,
     pub(crate) low: f64,
@@ -26,11 +26,11 @@ pub(crate) struct Interval {
     best: f64,
 }
 
-impl fmt::Display for Interval {
+impl fmt::Display for ConfidenceInterval {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Interval { pairs, mean, low, high, worst, best } = self;
+        let ConfidenceInterval { pairs, mean, low, high, worst, best } = self;
         match pairs {
-            // One pair says nothing of how far the next would be from it.
+            // One pair gives no variance.
             1 => write!(f, "one pair: {mean:.2}, without an interval"),
             _ => write!(
                 f,
@@ -46,13 +46,13 @@ pub(crate) fn abba_ratio(
     pairs: usize,
     mut a: impl FnMut() -> Result<f64>,
     mut b: impl FnMut() -> Result<f64>,
-) -> Result<Interval> {
+) -> Result<ConfidenceInterval> {
     let turns = interleaved(pairs, 2, |who| if who == 0 { a() } else { b() })?;
     Ok(ratio(&turns[0], &turns[1]))
 }
 
 /// Measures `contestants` there and back (a b c c b a), `pairs` times, so that slow drift of the
-/// machine cancels between any two of them; returns what was measured of each.
+/// machine cancels between any two of them; returns the measurements of each.
 pub(crate) fn interleaved(
     pairs: usize,
     contestants: usize,
@@ -67,33 +67,33 @@ pub(crate) fn interleaved(
     Ok(turns)
 }
 
-/// b / a of what [`interleaved`] measured.
-pub(crate) fn ratio(a: &[f64], b: &[f64]) -> Interval {
+/// b / a of measurements by [`interleaved`].
+pub(crate) fn ratio(a: &[f64], b: &[f64]) -> ConfidenceInterval {
     let pairs = a.chunks(2).zip(b.chunks(2));
     let log = |turn: &[f64]| turn.iter().map(|value| value.ln()).sum::<f64>() / turn.len() as f64;
     interval(&pairs.map(|(a, b)| log(b) - log(a)).collect::<Vec<_>>())
 }
 
-/// b / a, where the two were measured under the same conditions one by one.
-pub(crate) fn paired_ratio(a: &[f64], b: &[f64]) -> Interval {
+/// b / a of measurements paired by their conditions.
+pub(crate) fn paired_ratio(a: &[f64], b: &[f64]) -> ConfidenceInterval {
     interval(&a.iter().zip(b).map(|(a, b)| (b / a).ln()).collect::<Vec<_>>())
 }
 
-/// b - a of such, and the lower end of its 95 % interval.
+/// b - a of paired measurements, and the lower end of its 95 % interval.
 pub(crate) fn paired_difference(a: &[f64], b: &[f64]) -> (f64, f64) {
     // The logarithm of a ratio of exponentials is a difference.
     let found = interval(&a.iter().zip(b).map(|(a, b)| b - a).collect::<Vec<_>>());
     (found.mean.ln(), found.low.ln())
 }
 
-/// Of logarithms: the interval of their exponentials.
-fn interval(logs: &[f64]) -> Interval {
+/// The interval of the exponentials of logarithms.
+fn interval(logs: &[f64]) -> ConfidenceInterval {
     let n = logs.len() as f64;
     let mean = logs.iter().sum::<f64>() / n;
     let variance = logs.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (n - 1.0).max(1.0);
     let half = student(logs.len()) * (variance / n).sqrt();
     let fold = |f: fn(f64, f64) -> f64, start| logs.iter().copied().fold(start, f).exp();
-    Interval {
+    ConfidenceInterval {
         pairs: logs.len(),
         mean: mean.exp(),
         low: (mean - half).exp(),
@@ -109,7 +109,7 @@ fn student(n: usize) -> f64 {
         0.0, 0.0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201,
         2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
     ];
-    // From there on, an upper bound.
+    // An upper bound for larger samples.
     T.get(n).copied().unwrap_or(2.093)
 }
 

@@ -1,4 +1,4 @@
-//! `paceline simulate --json`, and what its lines come to.
+//! Runs `paceline simulate --json` and summarises its lines.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use crate::paceline::Paceline;
 
 /// One line of `simulate --json`.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Row {
+pub(crate) struct SimulateLine {
     pub(crate) trace: String,
     pub(crate) policy: String,
     pub(crate) of_oracle: f64,
@@ -26,21 +26,21 @@ pub(crate) struct Row {
     pub(crate) decide_cpu_us_per_round: f64,
 }
 
-/// Mean, worst and best over seeds (or whatever rows are given).
+/// Mean, worst and best over the rows given, usually of several seeds.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Range {
+pub(crate) struct ReplayRange {
     pub(crate) mean: f64,
     pub(crate) worst: f64,
     pub(crate) best: f64,
 }
 
-impl Range {
-    pub(crate) fn of<'a>(
-        rows: impl IntoIterator<Item = &'a Row>,
-        figure: impl Fn(&Row) -> f64,
-    ) -> Range {
+impl ReplayRange {
+    pub(crate) fn from_rows<'a>(
+        rows: impl IntoIterator<Item = &'a SimulateLine>,
+        figure: impl Fn(&SimulateLine) -> f64,
+    ) -> ReplayRange {
         let values: Vec<f64> = rows.into_iter().map(figure).collect();
-        Range {
+        ReplayRange {
             mean: values.iter().sum::<f64>() / values.len() as f64,
             worst: values.iter().copied().fold(f64::INFINITY, f64::min),
             best: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
@@ -48,20 +48,20 @@ impl Range {
     }
 }
 
-/// Replays, and must succeed.
-pub(crate) fn simulate(paceline: &Paceline, args: &[String]) -> Result<Vec<Row>> {
+/// Runs a replay, which must succeed.
+pub(crate) fn simulate(paceline: &Paceline, args: &[String]) -> Result<Vec<SimulateLine>> {
     Ok(measured(paceline, args)?.rows)
 }
 
-/// A replay with what it took.
+/// A replay with its time and memory.
 pub(crate) struct Measured {
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Vec<SimulateLine>,
     pub(crate) seconds: f64,
-    /// The most memory it held, in bytes.
+    /// Peak memory, in bytes.
     pub(crate) memory: u64,
 }
 
-/// Replays and watches: by the clock, and by the peak that the kernel keeps of its memory.
+/// Runs a replay and measures its wall-clock time and its peak memory by the kernel's count.
 pub(crate) fn measured(paceline: &Paceline, args: &[String]) -> Result<Measured> {
     let mut all = vec!["simulate", "--json"];
     all.extend(args.iter().map(String::as_str));
@@ -97,7 +97,7 @@ fn peak(status: &str) -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
-/// Fits a model of run-times to what `args` name, and says how long that took.
+/// Fits a model of run-times to the traces in `args`; returns the time taken.
 pub(crate) fn fit(paceline: &Paceline, args: &str, into: &Path) -> Result<Duration> {
     let mut all = words("model fit --json");
     all.extend(words(args));
@@ -110,7 +110,7 @@ pub(crate) fn fit(paceline: &Paceline, args: &str, into: &Path) -> Result<Durati
     Ok(since.elapsed())
 }
 
-/// Words to arguments.
+/// Splits words into arguments.
 pub(crate) fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }

@@ -4,14 +4,14 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 
-use super::Bench;
+use super::BdsgdBench;
 use crate::{
     paceline::workspace,
     report::Report,
-    study::{Range, Row, fit, simulate, words},
+    study::{ReplayRange, SimulateLine, fit, simulate, words},
 };
 
-/// A cluster, and what a model of it is fitted on: the same preset, another seed.
+/// A cluster, and the trace that its model is fitted on: the same preset with another seed.
 const CLUSTERS: [(&str, &str); 3] = [
     ("nodes158", "nodes158:rounds=2000"),
     ("nodes158-stalls", "nodes158-stalls:rounds=2000"),
@@ -20,7 +20,7 @@ const CLUSTERS: [(&str, &str); 3] = [
 const POLICIES: &str = "full,static:0.9,best-static,elfving,empirical,bandit,filter,\
                         bdsgd:paper,bdsgd:paper+impute,bdsgd,auto,oracle";
 
-pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
+pub(super) fn run(bench: &BdsgdBench, report: &mut Report) -> Result<()> {
     let seeds = if report.quick() { 2 } else { 5 };
     let mut text = format!(
         "## Rates over full sync, mean (worst, best) of {seeds} draws, and their variation\n\n\
@@ -67,12 +67,13 @@ pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn of<'a>(rows: &'a [Row], policy: &str) -> Vec<&'a Row> {
+fn by_policy<'a>(rows: &'a [SimulateLine], policy: &str) -> Vec<&'a SimulateLine> {
     rows.iter().filter(|row| row.policy == policy).collect()
 }
 
-fn goals(report: &mut Report, cluster: &str, rows: &[Row]) {
-    let mean = |policy: &str| Range::of(of(rows, policy), |row| row.of_full).mean;
+fn goals(report: &mut Report, cluster: &str, rows: &[SimulateLine]) {
+    let mean =
+        |policy: &str| ReplayRange::from_rows(by_policy(rows, policy), |row| row.of_full).mean;
     let (paper, own) = (mean("bdsgd:paper"), mean("bdsgd"));
     let note = "bdsgd:paper over 0.9·n, means over seeds";
     report.at_least(&format!("{cluster}_paper_over_0.9n"), paper / mean("static:0.9"), 1.0, note);
@@ -82,12 +83,12 @@ fn goals(report: &mut Report, cluster: &str, rows: &[Row]) {
     report.at_least(&format!("{cluster}_bdsgd_over_paper"), own / paper, 1.0, note);
     let note = "the joint model over the filter, both stopping inside the round";
     report.at_least(&format!("{cluster}_bdsgd_over_filter"), own / mean("filter"), 1.0, note);
-    let share = Range::of(of(rows, "bdsgd"), |row| row.of_oracle);
+    let share = ReplayRange::from_rows(by_policy(rows, "bdsgd"), |row| row.of_oracle);
     let note = format!("of the oracle: mean; worst {:.4}, best {:.4}", share.worst, share.best);
     report.tell(&format!("{cluster}_bdsgd_of_oracle"), share.mean, note);
 }
 
-fn table(cluster: &str, rows: &[Row], prior: &[Row]) -> String {
+fn table(cluster: &str, rows: &[SimulateLine], prior: &[SimulateLine]) -> String {
     let mut text =
         format!("\n| {cluster} | rate over full | of oracle | variation |\n|---|---|---|---|\n");
     let mut seen: Vec<&str> = Vec::new();
@@ -96,13 +97,13 @@ fn table(cluster: &str, rows: &[Row], prior: &[Row]) -> String {
             continue;
         }
         seen.push(&row.policy);
-        let rate = Range::of(of(rows, &row.policy), |row| row.of_full);
-        let share = Range::of(of(rows, &row.policy), |row| row.of_oracle);
-        let variation = Range::of(of(rows, &row.policy), |row| row.variation);
-        let generic = of(prior, &row.policy);
+        let rate = ReplayRange::from_rows(by_policy(rows, &row.policy), |row| row.of_full);
+        let share = ReplayRange::from_rows(by_policy(rows, &row.policy), |row| row.of_oracle);
+        let variation = ReplayRange::from_rows(by_policy(rows, &row.policy), |row| row.variation);
+        let generic = by_policy(prior, &row.policy);
         let generic = match generic.is_empty() {
             true => String::new(),
-            false => format!(" [{:.3}]", Range::of(generic, |row| row.of_full).mean),
+            false => format!(" [{:.3}]", ReplayRange::from_rows(generic, |row| row.of_full).mean),
         };
         let _ = writeln!(
             text,

@@ -1,15 +1,15 @@
-//! What a decision costs, and what share of a gradient that is (Q13).
+//! The CPU time of a decision, also as a share of a gradient's (Q13).
 
 use anyhow::Result;
 
-use super::Bench;
+use super::BdsgdBench;
 use crate::{
     policies::BUDGETS,
     report::Report,
     study::{measured, words},
 };
 
-pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
+pub(super) fn run(bench: &BdsgdBench, report: &mut Report) -> Result<()> {
     // A CNN's gradient on a batch of 32, by one worker on one core, from start to arrival.
     let args = "--workers 1 --shards 1 --policy full --rounds 60 --seed 3";
     let mut times = bench.paceline.train("gradient", args)?.round_times(10);

@@ -1,24 +1,23 @@
-//! How well it foresees, whatever is done with it: likelihood, CRPS, calibration, and the bias of
-//! censoring (Q1).
+//! Quality of predictions: likelihood, CRPS, calibration, and the bias of censoring (Q1).
 
 use std::{fmt::Write as _, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::Bench;
+use super::BdsgdBench;
 use crate::{
     paceline::workspace,
     report::Report,
     study::{fit, words},
 };
 
-/// What is fitted at one seed and foreseen at another.
+/// Clusters that are fitted with one seed and predicted with another.
 const CLUSTERS: [&str; 3] = ["nodes158:rounds=1500", "nodes158-stalls:rounds=1500", "xc40"];
 
 /// One line of `model eval --json`.
 #[derive(Debug, Deserialize)]
-struct Row {
+struct EvalLine {
     predictor: String,
     log_likelihood: f64,
     crps: f64,
@@ -29,7 +28,7 @@ struct Row {
     order_coverage_followed: Option<Vec<Vec<f64>>>,
 }
 
-pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
+pub(super) fn run(bench: &BdsgdBench, report: &mut Report) -> Result<()> {
     let mut text = "## Foresight, one round ahead, on rounds that nothing was fitted on\n\n\
                     | cluster | predictor | log likelihood | CRPS | inside 50 / 90 / 99 % |\n\
                     |---|---|---|---|---|\n"
@@ -51,7 +50,8 @@ pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
         let output = bench.paceline.command(&all).output()?;
         ensure!(output.status.success(), "`model eval` failed");
         let lines = String::from_utf8(output.stdout)?;
-        let rows: Vec<Row> = lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+        let rows: Vec<EvalLine> =
+            lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
         let name = cluster.split(':').next().unwrap_or(cluster);
         for row in &rows {
             let _ = writeln!(
@@ -63,8 +63,9 @@ pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
                 percent(&row.coverage)
             );
         }
-        let of = |predictor: &str| rows.iter().find(|row| row.predictor == predictor);
-        let (own, filter) = (of("bdsgd").context("no bdsgd")?, of("filter").context("no filter")?);
+        let by_name = |predictor: &str| rows.iter().find(|row| row.predictor == predictor);
+        let (own, filter) =
+            (by_name("bdsgd").context("no bdsgd")?, by_name("filter").context("no filter")?);
         let note = format!("nats a run-time; filter {:.4}", filter.log_likelihood);
         report.tell(&format!("{name}_log_likelihood"), own.log_likelihood, note);
         let note = "bdsgd over filter, smaller is better";
@@ -84,7 +85,7 @@ pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn calibration(report: &mut Report, name: &str, row: &Row) {
+fn calibration(report: &mut Report, name: &str, row: &EvalLine) {
     let (off, note) = farthest(row, &row.order_coverage_followed);
     let note = format!("points off at most, intervals that follow what happens; {note}");
     report.at_most(&format!("{name}_calibration"), off, 3.0, note);
@@ -93,7 +94,7 @@ fn calibration(report: &mut Report, name: &str, row: &Row) {
     report.tell(&format!("{name}_calibration_raw"), off, note);
 }
 
-fn farthest(row: &Row, covered: &Option<Vec<Vec<f64>>>) -> (f64, String) {
+fn farthest(row: &EvalLine, covered: &Option<Vec<Vec<f64>>>) -> (f64, String) {
     let mut farthest = (0.0, String::new());
     for (place, found) in row.places.iter().zip(covered.iter().flatten()) {
         for (level, found) in row.levels.iter().zip(found) {
@@ -112,8 +113,8 @@ fn percent(shares: &[f64]) -> String {
     shares.join(" / ")
 }
 
-/// The test that measures it, in its own words.
-pub(super) fn bias(_bench: &Bench, report: &mut Report) -> Result<()> {
+/// Runs the test that measures the bias, and reads its output.
+pub(super) fn bias(_bench: &BdsgdBench, report: &mut Report) -> Result<()> {
     if report.quick() {
         report.skip("censoring_bias_survival", "<= 0.05", "builds the tests first");
         return Ok(());

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::Bench;
+use super::BdsgdBench;
 use crate::report::Report;
 
 /// Workers are padded to a nominal time, so that two cores carry eight of them.
@@ -10,7 +10,7 @@ const RUN: &str = "--workers 8 --shards 2 --model softmax --batch 16 --nominal 6
                    --straggler abort --stragglers node:0-3:2.5,node:4-7:2.5,stalls:1.2 \
                    --seed 5";
 
-pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
+pub(super) fn run(bench: &BdsgdBench, report: &mut Report) -> Result<()> {
     let rounds = if report.quick() { 80 } else { 300 };
     let mut rate = |policy: &str| -> Result<f64> {
         let name = format!("live-{}", policy.replace([':', '.'], "-"));

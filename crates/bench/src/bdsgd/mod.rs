@@ -1,4 +1,4 @@
-//! Bench `bdsgd`: the deep generative model of joint run-times, and what its reviewers asked.
+//! Bench `bdsgd`: the deep generative model of joint run-times, and its reviewers' questions.
 
 mod clusters;
 mod cost;
@@ -14,21 +14,21 @@ use anyhow::Result;
 use crate::{paceline::Paceline, report::Report};
 
 /// The program, and a folder for models.
-pub(crate) struct Bench {
+pub(crate) struct BdsgdBench {
     paceline: Paceline,
     models: tempfile::TempDir,
 }
 
-impl Bench {
+impl BdsgdBench {
     fn model(&self, name: &str) -> PathBuf {
         self.models.path().join(name)
     }
 }
 
 pub(crate) fn run(report: &mut Report) -> Result<()> {
-    let bench = Bench { paceline: Paceline::build()?, models: tempfile::tempdir()? };
-    type Part = fn(&Bench, &mut Report) -> Result<()>;
-    let parts: [(&str, Part); 7] = [
+    let bench = BdsgdBench { paceline: Paceline::build()?, models: tempfile::tempdir()? };
+    type BenchPart = fn(&BdsgdBench, &mut Report) -> Result<()>;
+    let parts: [(&str, BenchPart); 7] = [
         ("cost", cost::run),
         ("clusters", clusters::run),
         ("foresight", foresight::run),

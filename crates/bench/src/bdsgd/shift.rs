@@ -1,13 +1,13 @@
-//! A cluster that is not the one it was fitted on (Q3): with and without adaptation.
+//! Clusters other than the one of the fit (Q3), with and without adaptation.
 
 use std::fmt::Write as _;
 
 use anyhow::Result;
 
-use super::Bench;
+use super::BdsgdBench;
 use crate::{
     report::Report,
-    study::{Range, fit, simulate, words},
+    study::{ReplayRange, fit, simulate, words},
 };
 
 /// Fitted on, run on.
@@ -17,7 +17,7 @@ const SHIFTS: [(&str, &str); 3] = [
     ("iid-exp:rounds=1500", "nodes158-stalls"),
 ];
 
-pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
+pub(super) fn run(bench: &BdsgdBench, report: &mut Report) -> Result<()> {
     let seeds = if report.quick() { 2 } else { 5 };
     let mut text =
         "## Fitted on one cluster, run on another: share of the oracle, mean (worst)\n\n\
@@ -31,19 +31,19 @@ pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     for (fitted_on, run_on) in shifts {
         let model = bench.model("shift");
         fit(&bench.paceline, &format!("--fresh --synthetic {fitted_on} --seed 7"), &model)?;
-        let share = |policy: &str, with_model: bool| -> Result<Range> {
+        let share = |policy: &str, with_model: bool| -> Result<ReplayRange> {
             let args = format!("--synthetic {run_on} --seeds {seeds} --policy {policy}");
             let mut args = words(&args);
             if with_model {
                 args.extend(["--run-time-model".to_owned(), model.display().to_string()]);
             }
-            Ok(Range::of(&simulate(&bench.paceline, &args)?, |row| row.of_oracle))
+            Ok(ReplayRange::from_rows(&simulate(&bench.paceline, &args)?, |row| row.of_oracle))
         };
         let frozen = share("bdsgd:frozen", true)?;
         let adapting = share("bdsgd", true)?;
         let (prior, auto) = (share("bdsgd", false)?, share("auto", true)?);
         least = least.min(adapting.mean / frozen.mean);
-        let cell = |range: Range| format!("{:.3} ({:.3})", range.mean, range.worst);
+        let cell = |range: ReplayRange| format!("{:.3} ({:.3})", range.mean, range.worst);
         let _ = writeln!(
             text,
             "| {fitted_on} | {run_on} | {} | {} | {} | {} |",

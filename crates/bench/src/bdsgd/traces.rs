@@ -4,17 +4,17 @@ use std::{fmt::Write as _, path::Path};
 
 use anyhow::Result;
 
-use super::Bench;
+use super::BdsgdBench;
 use crate::{
     policies,
     report::Report,
-    study::{Range, fit, simulate, words},
+    study::{ReplayRange, fit, simulate, words},
 };
 
 const POLICIES: [&str; 7] =
     ["full", "static:0.9", "filter", "bdsgd:paper", "bdsgd:frozen", "bdsgd", "auto"];
 
-pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
+pub(super) fn run(bench: &BdsgdBench, report: &mut Report) -> Result<()> {
     let files = policies::trace_files();
     if files.is_empty() || report.quick() {
         let why = match report.quick() {
@@ -39,12 +39,12 @@ pub(super) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
         args.extend(["--run-time-model".to_owned(), model.display().to_string()]);
         let rows = simulate(&bench.paceline, &args)?;
         let args = words(&format!("{file} --rounds 50%.. --seeds 5 --policy bdsgd"));
-        let prior = Range::of(&simulate(&bench.paceline, &args)?, |row| row.of_oracle);
+        let prior = ReplayRange::from_rows(&simulate(&bench.paceline, &args)?, |row| row.of_oracle);
         let name = Path::new(file).file_name().unwrap_or_default().to_string_lossy();
         let _ = write!(text, "| {} |", name.trim_end_matches(".csv.gz"));
         for (policy, log) in POLICIES.iter().zip(&mut logs) {
-            let of = rows.iter().filter(|row| row.policy == *policy);
-            let share = Range::of(of, |row| row.of_oracle);
+            let replays = rows.iter().filter(|row| row.policy == *policy);
+            let share = ReplayRange::from_rows(replays, |row| row.of_oracle);
             let _ = write!(text, " {:.3} ({:.3}) |", share.mean, share.worst);
             *log += share.mean.ln() / files.len() as f64;
         }

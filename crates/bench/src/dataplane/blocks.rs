@@ -1,5 +1,5 @@
-//! Nobody slow: what cutting parameters into blocks costs against one big frame for each shard. All by TCP,
-//! which partial modes go by; shared memory has no frames.
+//! The cost of splitting parameters into blocks against one frame per shard, without stragglers. All by
+//! TCP, which partial modes use; shared memory has no frames.
 
 use anyhow::{Context, Result};
 use paceline_wire::Transport;
@@ -7,13 +7,13 @@ use paceline_wire::Transport;
 use super::{Contest, Contestant};
 use crate::{exchange::Exchange, paceline::Paceline, report::Report, stats::ratio};
 
-/// Workers, parameters, and block sizes in KiB up to all that a shard has: one big frame.
+/// Workers, parameters, and block sizes in KiB up to the whole shard: one frame.
 const CASES: [(usize, usize, &[usize]); 2] =
     [(4, 8 << 20, &[64, 256, DEFAULT, 4096, 16_384]), (64, 1 << 20, &[64, DEFAULT, 2048])];
 const SHARDS: usize = 2;
 const DEFAULT: usize = 1024;
 
-/// Ways to run with blocks of the default size that must cost as little, by the flags that they are.
+/// Flags of modes that must cost as little with blocks of the default size.
 const MODES: [(&str, &str); 2] = [("pull", "--pull auto"), ("push", "--push auto")];
 
 pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
@@ -34,8 +34,8 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
             report.skip(&name, "<= 1.02", "takes longer than a quick run");
             continue;
         }
-        // What has a goal is measured more often than where the default stands among sizes; with many
-        // workers in short runs and often, since the machine's pace changes from one to the next.
+        // Figures with a goal are measured more often than the other sizes; with many workers in many
+        // short runs, since the machine's speed changes from one to the next.
         let (goal, rounds) = if workers > 4 { (24, 12) } else { (6, 24) };
         let pairs = if report.quick() { [1, 1] } else { [2, goal] };
         let rounds = if report.quick() { 5 } else { rounds };

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use paceline_wire::Transport;
 
-use super::{Contest, Contestant, peers::Peer};
+use super::{Contest, Contestant, peers::AllReducePeer};
 use crate::{
     exchange::{BYTES, Exchange, PARAMS, bare_seconds},
     limits::stream_add,
@@ -12,17 +12,17 @@ use crate::{
     stats::{median, ratio},
 };
 
-/// The shards that peers are compared with: as many as a run has by default.
+/// Shards in the comparison with peers: the default of a run.
 const SHARDS: usize = 2;
 const BARE: &str = "bare loopback sockets";
 const COPIED: &str = "paceline, shm, 2 shards, copied";
 
-/// How bytes are moved, by the name in tables: all are on one host, where `auto` is shared memory.
+/// Transports by their names in tables: all on one host, where `auto` is shared memory.
 const TRANSPORTS: [(&str, Transport); 2] = [("tcp", Transport::Tcp), ("shm", Transport::Auto)];
 
 pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let mut peers = Vec::new();
-    for peer in Peer::ALL {
+    for peer in AllReducePeer::ALL {
         match peer.install(report.quick()) {
             Ok(()) => peers.push(peer),
             Err(why) => report.skip(&format!("{}_over_tcp_4", peer.name), "stated", &why),
@@ -39,7 +39,12 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn compare(paceline: &Paceline, report: &mut Report, workers: usize, peers: &[Peer]) -> Result<()> {
+fn compare(
+    paceline: &Paceline,
+    report: &mut Report,
+    workers: usize,
+    peers: &[AllReducePeer],
+) -> Result<()> {
     // Goals are set for four workers.
     let (pairs, rounds) = match workers {
         _ if report.quick() => (1, 5),
@@ -50,7 +55,7 @@ fn compare(paceline: &Paceline, report: &mut Report, workers: usize, peers: &[Pe
     let mut contestants = Vec::new();
     for (name, transport) in TRANSPORTS {
         for &shards in all_shards {
-            // The new value is the mean of what came, which is what an all-reduce makes.
+            // The new value is the mean of the contributions, as in an all-reduce.
             let flags = "--optimizer mean".to_owned();
             let params = PARAMS;
             let exchange = Exchange { params, workers, shards, rounds, transport, flags };
@@ -58,7 +63,7 @@ fn compare(paceline: &Paceline, report: &mut Report, workers: usize, peers: &[Pe
             contestants.push(Contestant::new(ours(name, shards), seconds));
         }
     }
-    // Who may finish late keeps no version of the shards', but copies it.
+    // A worker that may finish late copies the shards' version instead of keeping it.
     let flags = "--optimizer mean --straggler finish".to_owned();
     let (params, shards, transport) = (PARAMS, SHARDS, Transport::Auto);
     let exchange = Exchange { params, workers, shards, rounds, transport, flags };
@@ -98,12 +103,12 @@ fn limits(report: &mut Report, contest: &Contest, workers: usize, memory: f64) -
     Ok(())
 }
 
-/// How many times as long as ours each peer takes; goals are set for four workers.
+/// Each peer's time over ours; goals are set for four workers.
 fn against_peers(
     report: &mut Report,
     contest: &Contest,
     workers: usize,
-    peers: &[Peer],
+    peers: &[AllReducePeer],
 ) -> Result<()> {
     for (transport, _) in TRANSPORTS {
         let turns = contest.turns(&ours(transport, SHARDS)).context("nothing was measured")?;

@@ -13,7 +13,7 @@ use crate::{
     stats::{abba_ratio, median},
 };
 
-/// Elements of a block of the default size, which is what a shard folds at a time.
+/// Elements per block of the default size, which a shard folds at a time.
 const BLOCK: usize = (1 << 20) / size_of::<f32>();
 
 pub(super) fn run(_: &Paceline, report: &mut Report) -> Result<()> {
@@ -47,7 +47,7 @@ pub(super) fn run(_: &Paceline, report: &mut Report) -> Result<()> {
 }
 
 /// Bytes per second of summing `count` contributions, each thread its own part of the parameters, as
-/// shards do; counted as STREAM counts: what is read, and what is written once.
+/// shards do; counted as in STREAM: bytes read, plus bytes written once.
 fn fold_rate(count: usize, threads: usize) -> f64 {
     let contributions = vec![vec![1e-3f32; PARAMS]; count];
     let mut sum = vec![0.0f32; PARAMS];

@@ -1,5 +1,5 @@
-//! A round's exchange between hosts that have a worker and a shard each, against an all-reduce among
-//! the same hosts: as many machines, and as many bytes between them.
+//! A round's exchange between hosts with a worker and a shard each, against an all-reduce among the
+//! same hosts: equally many machines, and equally many bytes between them.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Contest, Contestant, peers::Peer};
+use super::{Contest, Contestant, peers::AllReducePeer};
 use crate::{
     exchange::PARAMS,
     paceline::{Paceline, round_times},
@@ -23,7 +23,7 @@ const OURS: &str = "paceline";
 const TOKEN: (&str, &str) = ("PACELINE_TOKEN", "hosts");
 
 pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
-    let peer = Peer::GLOO;
+    let peer = AllReducePeer::GLOO;
     let ready = peer.install(report.quick()).map_err(anyhow::Error::msg);
     let hosts = match ready.and_then(|()| Hosts::lay()) {
         Ok(hosts) => hosts,
@@ -55,8 +55,8 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Seconds of a round, in the middle. What a worker and its host's shard exchange goes by shared memory,
-/// what others do by TCP.
+/// Median seconds per round. A worker exchanges data with its host's shard by shared memory, and with
+/// other shards by TCP.
 fn exchange(paceline: &Paceline, hosts: &Hosts, rounds: usize) -> Result<f64> {
     let here = Hosts::address(0);
     let args = format!(
@@ -86,8 +86,8 @@ fn exchange(paceline: &Paceline, hosts: &Hosts, rounds: usize) -> Result<f64> {
     Ok(median(&times.iter().map(|time| time.as_secs_f64()).collect::<Vec<_>>()))
 }
 
-/// Network namespaces that a switch joins. Each is kept by a process that ends with this one, however that
-/// ends, and then vanishes with all that is in it.
+/// Network namespaces joined by a switch. A process holds each one and ends with this process, however
+/// that ends; the namespace then vanishes with its contents.
 struct Hosts {
     hosts: Vec<Keeper>,
     _switch: Keeper,
@@ -121,14 +121,14 @@ impl Hosts {
     }
 }
 
-/// A process in a network namespace of its own, which ends when nobody can talk to it any more.
+/// A process in its own network namespace, which ends when its standard input is closed.
 struct Keeper(Child);
 
 impl Keeper {
     fn start() -> Result<Self> {
         let mut command = Command::new("unshare");
         command.args(["--net", "cat"]).stdin(Stdio::piped()).stdout(Stdio::null());
-        // Ctrl-C is for us; it ends with us.
+        // Ctrl-C ends this process, and with it the keeper.
         let keeper = command.process_group(0).spawn().context("failed to run unshare")?;
         let mut keeper = Keeper(keeper);
         let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net"));

@@ -22,10 +22,10 @@ use crate::{
 const WORKERS: usize = 64;
 const PARAMS: usize = 1_000_000;
 
-/// Bytes a second of the link, headers included.
+/// Bytes per second of the link, including headers.
 const LINK: f64 = 1e9 / 8.0;
 
-/// Between a pull and its push, so that one round's pushes are told from the next's.
+/// Pause between a pull and its push, so that the pushes of successive rounds are distinct.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Slower than this share of the link is a trickle: control messages, acknowledgements.
@@ -80,8 +80,8 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Runs `rounds` rounds with all workers behind the link; returns, sorted, how many milliseconds
-/// their signs of life took there and back.
+/// Runs `rounds` rounds with all workers behind the link; returns the round-trip times of their
+/// heartbeats in milliseconds, sorted.
 fn push_rounds(paceline: &Paceline, link: &Bottleneck, rounds: usize) -> Result<Vec<f64>> {
     const TOKEN: (&str, &str) = ("PACELINE_TOKEN", "incast");
     let args = format!(
@@ -107,7 +107,7 @@ fn push_rounds(paceline: &Paceline, link: &Bottleneck, rounds: usize) -> Result<
         worker.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said.try_clone()?);
         all.0.push(worker.spawn()?);
     }
-    // Until then sixty-four processes start on a few cores, and wait for these, not for the link.
+    // Earlier, sixty-four processes start on a few cores and wait for these, not for the link.
     let opened = |event: &Event| matches!(event.kind, EventKind::RoundStarted { .. });
     let begun = || paceline.events("incast").is_ok_and(|events| events.iter().any(opened));
     wait("the first round", || Ok(begun() || all.0[0].try_wait()?.is_some()))?;
@@ -124,14 +124,14 @@ fn push_rounds(paceline: &Paceline, link: &Bottleneck, rounds: usize) -> Result<
     Ok(latencies)
 }
 
-/// Of sorted values; NaN of none.
+/// A quantile of sorted values; NaN without values.
 fn percentile(sorted: &[f64], share: f64) -> f64 {
     let at = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
 }
 
-/// A namespace behind a link whose way to us is limited. `paceline link` keeps it, and takes it away
-/// when this is dropped, or this process ends in any way.
+/// A network namespace behind a link with limited bandwidth towards this process. `paceline link` holds
+/// it, and removes it when this is dropped or this process ends in any way.
 struct Bottleneck {
     keeper: Child,
     namespace: String,
@@ -147,7 +147,7 @@ impl Bottleneck {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C is for us: it sees that we are gone, and then takes the link away.
+            // Ctrl-C ends this process; the link's process notices, and removes the link.
             .process_group(0)
             .spawn()?;
         let mut ends = String::new();
@@ -160,9 +160,9 @@ impl Bottleneck {
         // As it names them.
         let (namespace, device) = (format!("paceline-{owner}-w0"), format!("pl{owner}w0"));
         let link = Bottleneck { keeper, namespace, device, here: here.to_owned() };
-        // Only the way to us is narrow, as at a server's port: pulls are then over before pushes begin.
+        // Only the direction towards us is limited, as at a server's port: pulls end before pushes begin.
         tool("tc", &format!("qdisc del dev {} root", link.device))?;
-        // A burst is what comes in a tick of the kernel's clock (4 ms), or the rate is not reached.
+        // The burst covers a tick of the kernel's clock (4 ms), or the rate would not be reached.
         let limit = "root tbf rate 1gbit burst 500kb limit 256kb";
         tool("tc", &format!("-n {} qdisc replace dev eth0 {limit}", link.namespace))?;
         Ok(link)
@@ -176,7 +176,7 @@ impl Bottleneck {
         behind
     }
 
-    /// What the kernel has counted behind the link so far: a line of names, and one of numbers.
+    /// The kernel's counters behind the link: a line of names, and one of numbers.
     fn count(&self, file: &str, of: &str, what: &str) -> Result<f64> {
         let text = tool("ip", &format!("netns exec {} cat {file}", self.namespace))?;
         let mut lines = text.lines().filter(|line| line.starts_with(of));
@@ -195,7 +195,7 @@ impl Drop for Bottleneck {
     }
 }
 
-/// Runs a tool of iproute2 and returns what it says.
+/// Runs a tool of iproute2 and returns its output.
 fn tool(name: &str, words: &str) -> Result<String> {
     let output = Command::new(name).args(words.split_whitespace()).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -203,10 +203,10 @@ fn tool(name: &str, words: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// What a link has carried by a moment, in seconds: bytes to us, and from us.
+/// A moment in seconds, and the bytes carried so far to us and from us.
 type Sample = (f64, u64, u64);
 
-/// Looks at a link's count of bytes every few milliseconds, on a thread of its own.
+/// Samples a link's byte counters every few milliseconds, on its own thread.
 struct Watch {
     run: mpsc::Sender<()>,
     samples: thread::JoinHandle<Result<Vec<Sample>>>,
@@ -237,9 +237,9 @@ impl Watch {
     }
 }
 
-/// How many seconds bytes were being pushed in so many rounds: the longest breaks are those between
-/// rounds, and any other is a stall. While more goes out than comes in, what comes in acknowledges
-/// pulls.
+/// Seconds during which bytes were pushed in `rounds` rounds: the longest breaks are those between
+/// rounds, and any other is a stall. While more bytes go out than come in, the incoming ones
+/// acknowledge pulls.
 fn pushing(samples: &[Sample], rounds: usize) -> f64 {
     let moving = |pair: &&[Sample]| {
         let (came, went) = (pair[1].1 - pair[0].1, pair[1].2 - pair[0].2);
@@ -258,8 +258,8 @@ mod tests {
 
     #[test]
     fn the_longest_breaks_are_between_rounds_and_others_are_stalls() {
-        // Bytes come for 1 s, stall for 0.2 s, come for 0.5 s; and for 0.3 s after a pause, in which
-        // others go and are acknowledged.
+        // Bytes come for 1 s, stall for 0.2 s, come for 0.5 s; and for 0.3 s after a pause with a pull
+        // and its acknowledgements.
         let flows = [0.0..1.0, 1.2..1.7, 1.9..2.0, 3.0..3.3];
         let (mut came, mut went) = (0, 0);
         let samples: Vec<Sample> = (0..800)

@@ -1,4 +1,4 @@
-//! Bench `dataplane`: what moves the bytes, against the machine's limits and against peers.
+//! Bench `dataplane`: the data plane against the machine's limits and against peers.
 
 mod blocks;
 mod exchange;
@@ -18,8 +18,8 @@ use crate::{paceline::Paceline, report::Report, stats::median};
 
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     let paceline = Paceline::build()?;
-    type Part = fn(&Paceline, &mut Report) -> Result<()>;
-    let parts: [(&str, Part); 8] = [
+    type BenchPart = fn(&Paceline, &mut Report) -> Result<()>;
+    let parts: [(&str, BenchPart); 8] = [
         ("fold", fold::run),
         ("exchange", exchange::run),
         ("hosts", hosts::run),
@@ -37,7 +37,7 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// What is measured in turn with others of its kind: seconds of a round.
+/// A system measured in turn with others: seconds per round.
 struct Contestant<'a> {
     name: String,
     seconds: Box<dyn Fn() -> Result<f64> + 'a>,
@@ -49,7 +49,7 @@ impl<'a> Contestant<'a> {
     }
 }
 
-/// Those who were measured, and how long each took, every time.
+/// The contestants, with all their measurements.
 struct Contest {
     names: Vec<String>,
     turns: Vec<Vec<f64>>,
@@ -71,8 +71,8 @@ impl Contest {
         Some(&self.turns[who])
     }
 
-    /// A table with a row each: milliseconds in the middle, at best and at worst, and how many times
-    /// as long as the `last` one it took.
+    /// A table with one row per contestant: median, best and worst in milliseconds, and the ratio to
+    /// the `last` one.
     fn table(&self, title: &str, last: &str) -> String {
         let mut text = format!(
             "## {title}\n\n| | ms, median | best | worst | over {last} |\n|---|---|---|---|---|\n"

@@ -1,4 +1,4 @@
-//! Systems that reduce a tensor over processes: installed into a folder of their own, and measured.
+//! Other systems that reduce a tensor over processes, installed into their own folders and measured.
 
 use std::{
     fs,
@@ -10,27 +10,28 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{paceline::workspace, stats::median};
 
-/// The most seconds that one measurement may take.
+/// Longest measurement, in seconds.
 const PATIENCE: &str = "180";
 
-/// Rounds before times count.
+/// Warm-up rounds.
 const WARM_UP: usize = 2;
 
-/// A peer: a script in Python that all-reduces and says when, rank by rank.
+/// A peer: a Python script that all-reduces and prints times, rank by rank.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Peer {
+pub(super) struct AllReducePeer {
     pub(super) name: &'static str,
     script: &'static str,
-    /// The Python that it needs, its packages, and the module that tells whether they are there.
+    /// The Python version that it needs, its packages, and the module that shows whether they are
+    /// installed.
     python: &'static str,
     packages: &'static str,
     module: &'static str,
-    /// What starts its ranks, and the distribution's packages that bring it; else it does so itself.
+    /// The launcher of its ranks, with its distribution packages; `None` if the script needs none.
     launcher: Option<(&'static str, &'static str)>,
 }
 
-impl Peer {
-    pub(super) const GLOO: Peer = Peer {
+impl AllReducePeer {
+    pub(super) const GLOO: AllReducePeer = AllReducePeer {
         name: "gloo",
         script: include_str!("gloo.py"),
         python: "python3",
@@ -39,9 +40,9 @@ impl Peer {
         launcher: None,
     };
 
-    pub(super) const ALL: [Peer; 3] = [
-        Peer::GLOO,
-        Peer {
+    pub(super) const ALL: [AllReducePeer; 3] = [
+        AllReducePeer::GLOO,
+        AllReducePeer {
             name: "openmpi",
             script: include_str!("openmpi.py"),
             python: "python3",
@@ -49,7 +50,7 @@ impl Peer {
             module: "mpi4py.MPI",
             launcher: Some(("mpirun", "openmpi-bin libopenmpi-dev")),
         },
-        Peer {
+        AllReducePeer {
             name: "pypccl",
             script: include_str!("pypccl.py"),
             python: "python3.12",
@@ -67,7 +68,7 @@ impl Peer {
         self.home().join("bin/python")
     }
 
-    /// Installs it where it is not, and says why that cannot be.
+    /// Installs it if necessary; returns the reason if it cannot be installed.
     pub(super) fn install(&self, quick: bool) -> Result<(), String> {
         if self.import().is_ok() {
             return Ok(());
@@ -91,8 +92,7 @@ impl Peer {
         run(&self.interpreter().display().to_string(), &format!("-c __import__('{}')", self.module))
     }
 
-    /// Seconds of one all-reduce, in the middle: from the moment that all have their tensor to the
-    /// moment that all hold the sum.
+    /// Median seconds of one all-reduce: from all ranks having their tensor to all holding the sum.
     pub(super) fn seconds(&self, ranks: usize, elements: usize, repeats: usize) -> Result<f64> {
         let mut command = Command::new("timeout");
         command.arg(PATIENCE);
@@ -108,7 +108,7 @@ impl Peer {
         self.measure(vec![command], ranks, repeats)
     }
 
-    /// The same by ranks that are started one by one, and find each other at `meeting`.
+    /// The same for ranks that are started one by one, with their rendezvous at `meeting`.
     pub(super) fn seconds_apart(
         &self,
         (elements, repeats): (usize, usize),
@@ -161,23 +161,23 @@ impl Peer {
     }
 }
 
-/// Runs a tool; where it fails, what it said last.
+/// Runs a tool; an error has its last output line.
 fn run(tool: &str, words: &str) -> Result<(), String> {
     let mut command = Command::new(tool);
     command.args(words.split_whitespace()).stdin(Stdio::null());
-    // pyenv keeps versions apart behind one name, and wants to be told which.
+    // pyenv has several versions behind one name and needs to be told which.
     if let Some(version) = tool.strip_prefix("python3.") {
         command.env("PYENV_VERSION", format!("3.{version}"));
     }
     let output = command.output().map_err(|error| format!("failed to run {tool}: {error}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
     let error = format!("`{tool} {words}` said: {}", said.lines().last().unwrap_or("nothing"));
-    // Where the project lies is not the reason.
+    // The project's path is not part of the reason.
     let error = error.replace(&format!("{}/", root().display()), "");
     if output.status.success() { Ok(()) } else { Err(error) }
 }
 
-/// The project's root, as others spell it in what they say.
+/// The project's root, as other tools print it.
 fn root() -> PathBuf {
     workspace().canonicalize().unwrap_or_else(|_| workspace())
 }

@@ -1,4 +1,4 @@
-//! Rounds a second against workers and shards, and who is busy then.
+//! Rounds per second by workers and shards, and the threads that are busy.
 
 use std::{
     collections::BTreeMap,
@@ -24,13 +24,13 @@ const SHARDS: [usize; 3] = [1, 2, 4];
 /// A name, and parameters.
 const MODELS: [(&str, usize); 2] = [("tiny", 1_000), ("10 MB", 2_500_000)];
 
-/// What the buffers of all workers may take: each holds parameters, a gradient, and one on its way.
+/// Most bytes for the buffers of all workers: each holds parameters and two gradients.
 const MEMORY: usize = 10 << 30;
 
-/// Of a core: a thread that is busier than this is what others wait for.
+/// Share of a core above which a thread is the bottleneck.
 const BUSY: f64 = 0.85;
 
-/// The longest that one row is watched.
+/// Longest measurement of one row.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
@@ -56,7 +56,7 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
                 continue;
             }
             for shards in if report.quick() { &[2][..] } else { &SHARDS } {
-                let row = Row::measure(paceline, workers, params, *shards, report.quick())?;
+                let row = ScalingRow::measure(paceline, workers, params, *shards, report.quick())?;
                 let bottleneck = row.bottleneck(cores);
                 let of = |who: &str| row.used(|name| name.starts_with(who));
                 let _ = writeln!(
@@ -81,14 +81,14 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-struct Row {
+struct ScalingRow {
     rate: f64,
     /// Cores kept busy, by thread.
     cores: BTreeMap<String, f64>,
 }
 
-impl Row {
-    /// Starts a run, lets it settle, watches it, and ends it.
+impl ScalingRow {
+    /// Starts a run, lets it warm up, measures it, and ends it.
     fn measure(
         paceline: &Paceline,
         workers: usize,
@@ -107,14 +107,14 @@ impl Row {
         let server = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         let pid = server.id();
         let running = Processes(vec![server]);
-        // Its log may not be there yet.
+        // The log may not exist yet.
         let updates = || updates(paceline).unwrap_or_default();
         wait("the second round", || Ok(updates().len() > 1))?;
         let (began, window) = (Instant::now(), Duration::from_secs(if quick { 1 } else { 3 }));
-        let (before, first) = (Accounts::of(pid)?, updates().len());
+        let (before, first) = (Accounts::read(pid)?, updates().len());
         let (after, rounds) = loop {
             thread::sleep(window);
-            let (after, rounds) = (Accounts::of(pid)?, updates());
+            let (after, rounds) = (Accounts::read(pid)?, updates());
             if rounds.len() >= first + 3 || began.elapsed() > PATIENCE {
                 break (after, rounds);
             }
@@ -124,14 +124,14 @@ impl Row {
         let last = rounds.last().context("no round was closed")?;
         let count = rounds.len() - first;
         let rate = count as f64 / last.since(rounds[first - 1]).as_secs_f64();
-        Ok(Row { rate, cores: after.since(&before) })
+        Ok(ScalingRow { rate, cores: after.since(&before) })
     }
 
     fn used(&self, of: impl Fn(&str) -> bool) -> f64 {
         self.cores.iter().filter(|(name, _)| of(name)).map(|(_, cores)| cores).sum()
     }
 
-    /// A single thread that is always busy; or all cores together, and who has most of them.
+    /// The bottleneck: a single busy thread, or all cores together with their largest user.
     fn bottleneck(&self, cores: f64) -> String {
         let several = ["connections", "workers", "others"];
         let single = self.cores.iter().filter(|(name, _)| !several.contains(&name.as_str()));

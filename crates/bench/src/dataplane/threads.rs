@@ -1,4 +1,4 @@
-//! Who uses the processor: times of a server's threads, of its workers' processes, and of others.
+//! CPU times of a server's threads, of its workers' processes, and of others.
 
 use std::{collections::BTreeMap, fs, time::Instant};
 
@@ -6,16 +6,16 @@ use anyhow::{Context, Result};
 
 use crate::machine::{TICKS, busy_seconds};
 
-/// Seconds of processor time by who used them, as of a moment.
+/// CPU seconds by user, at one moment.
 pub(super) struct Accounts {
     at: Instant,
     seconds: BTreeMap<String, f64>,
 }
 
 impl Accounts {
-    /// Of the threads of `train`'s process by name, its first one being the coordinator, and of the
-    /// processes that it started taken together.
-    pub(super) fn of(server: u32) -> Result<Self> {
+    /// Reads the CPU seconds of the threads of `train`'s process by name, the first one being the
+    /// coordinator, and the sum over the processes that it started.
+    pub(super) fn read(server: u32) -> Result<Self> {
         let (at, mut seconds) = (Instant::now(), BTreeMap::new());
         for task in fs::read_dir(format!("/proc/{server}/task")).context("the server has gone")? {
             let task = task?;
@@ -37,7 +37,7 @@ impl Accounts {
         Ok(Accounts { at, seconds })
     }
 
-    /// How many cores each has kept busy since `earlier`.
+    /// The number of cores that each kept busy since `earlier`.
     pub(super) fn since(&self, earlier: &Accounts) -> BTreeMap<String, f64> {
         let wall = self.at.duration_since(earlier.at).as_secs_f64();
         let used = |(name, seconds): (&String, &f64)| {
@@ -48,7 +48,7 @@ impl Accounts {
     }
 }
 
-/// A line of the kernel's about a process or a thread.
+/// The kernel's `stat` line of a process or a thread.
 struct Stat {
     name: String,
     parent: u32,
@@ -88,12 +88,12 @@ mod tests {
     fn a_busy_thread_is_seen_by_its_name() {
         let me = std::process::id();
         let busy = std::thread::Builder::new().name("busy".to_owned()).spawn(move || {
-            let before = Accounts::of(me).unwrap();
+            let before = Accounts::read(me).unwrap();
             let began = Instant::now();
             while began.elapsed().as_millis() < 200 {
                 std::hint::spin_loop();
             }
-            Accounts::of(me).unwrap().since(&before)["busy"]
+            Accounts::read(me).unwrap().since(&before)["busy"]
         });
         assert!(busy.unwrap().join().unwrap() > 0.05);
     }

@@ -7,30 +7,30 @@ use anyhow::Result;
 use paceline_core::EventKind;
 
 use crate::{
-    paceline::{Paceline, Run, workspace},
+    paceline::{FinishedRun, Paceline, workspace},
     report::Report,
     stats::{interleaved, paired_difference, ratio},
 };
 
 const SHARDS: &str = "--shards 4 --max-stale 8 --transport tcp --checkpoint-every 1000000";
 
-/// Workers and shards padded so that shards have 30 % of a round in which nobody is slow.
+/// Workers and shards padded so that shards take 30 % of an undisturbed round.
 const PACED: &str = "--model mlp --batch 16 --nominal 56ms --shard-nominal 24ms \
                      --eval-every 1000000";
 
-/// The same share, as fast as two cores carry the CNN on 128 images a round.
+/// The same share, as fast as two cores compute the CNN on 128 images per round.
 const PACED_CNN: &str = "--model cnn --batch 32 --nominal 14ms --shard-nominal 6ms --policy full \
                          --eval-every 1000000";
 
 const SLOW_SHARD: &str = "--stragglers shard:1:5";
-/// One shard's link: what a round sends through it takes three times as long as the round itself.
+/// One shard's link: a round's transfers take three times as long as the round itself.
 const SLOW_LINK: &str = "--stragglers shard-link:1:50mbit";
 const SLOW_BOTH: &str = "--stragglers shard:1:5,slow:3:5";
 
 /// How shards are waited for, from few of the blocks to all.
 const CURVE: [&str; 5] = ["0.25", "0.5", "0.75", "all", "auto"];
 const SEEDS: u64 = 5;
-/// Of the curve, and of the comparison; what old values cost is dearest at first.
+/// Epochs of the curve and of the comparison; old values cost the most in the first epochs.
 const EPOCHS: [u32; 2] = [1, 2];
 
 pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
@@ -40,20 +40,19 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     slow_worker_too(paceline, report, &learned)
 }
 
-/// The flags by which a run finds out itself what of the shards to wait for, as far as it can.
+/// The flags with which a run learns which shards to wait for.
 fn learned(paceline: &Paceline) -> Result<String> {
     let push = if paceline.knows("--push")? { " --push auto" } else { "" };
     Ok(format!("--pull auto{push}"))
 }
 
-fn train(paceline: &Paceline, flags: &str) -> Result<Run> {
+fn train(paceline: &Paceline, flags: &str) -> Result<FinishedRun> {
     let run = paceline.train("weak", &format!("{SHARDS} {flags}"))?;
     paceline.discard("weak")?;
     Ok(run)
 }
 
-/// Rounds a second where nothing is slow, where something is and is waited for, and where what to wait
-/// for is learned.
+/// Rounds per second without a slow shard, with one that is waited for, and with learned waiting.
 fn rates(
     paceline: &Paceline,
     (pairs, rounds): (usize, u32),
@@ -69,7 +68,7 @@ fn rates(
     })
 }
 
-/// Rounds a second where the link of a shard is slow, as a share of those without.
+/// Rounds per second with a slow link of one shard, as a share of those without.
 fn slow_link(paceline: &Paceline, report: &mut Report, learned: &str) -> Result<()> {
     let size = if report.quick() { (1, 20) } else { (2, 120) };
     let turns = rates(paceline, size, SLOW_LINK, learned)?;
@@ -85,7 +84,7 @@ fn slow_link(paceline: &Paceline, report: &mut Report, learned: &str) -> Result<
     Ok(())
 }
 
-/// Rounds a second with the slow shard, as a share of those without.
+/// Rounds per second with the slow shard, as a share of those without.
 fn slow_shard(paceline: &Paceline, report: &mut Report, learned: &str) -> Result<()> {
     let size = if report.quick() { (1, 15) } else { (3, 50) };
     let turns = rates(paceline, size, SLOW_SHARD, learned)?;
@@ -98,7 +97,7 @@ fn slow_shard(paceline: &Paceline, report: &mut Report, learned: &str) -> Result
     Ok(())
 }
 
-/// A worker and a shard slowed: rounds and samples a second where cuts and shards are learned.
+/// A worker and a shard slowed: rounds and samples per second with learned cuts and shards.
 fn slow_worker_too(paceline: &Paceline, report: &mut Report, learned: &str) -> Result<()> {
     let (pairs, limit) = if report.quick() { (1, "2s") } else { (2, "8s") };
     let ways = [
@@ -133,7 +132,7 @@ fn slow_worker_too(paceline: &Paceline, report: &mut Report, learned: &str) -> R
     Ok(())
 }
 
-/// What came of a run on MNIST.
+/// The outcome of a run on MNIST.
 struct Trained {
     accuracy: f64,
     rate: f64,
@@ -142,8 +141,8 @@ struct Trained {
 }
 
 impl Trained {
-    fn of(run: &Run) -> Trained {
-        // Every shard has one block, or nearly as many as any other.
+    fn from_run(run: &FinishedRun) -> Trained {
+        // Shards have about equally many blocks.
         let (mut stale, mut all) = (0, 0);
         for event in &run.events {
             if let EventKind::Updated { shards, .. } = &event.kind {
@@ -179,7 +178,7 @@ pub(super) fn accuracy(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let train = |epochs: u32, seed: u64, way: &str| -> Result<Trained> {
         let data = data.display();
         let flags = format!("{PACED_CNN} --epochs {epochs} --data {data} --seed {seed} {way}");
-        let trained = Trained::of(&train(paceline, &flags)?);
+        let trained = Trained::from_run(&train(paceline, &flags)?);
         eprintln!("   {way}: {:.2} %, {:.1} rounds/s", trained.accuracy, trained.rate);
         Ok(trained)
     };
@@ -243,7 +242,7 @@ fn table(even: &[Trained], curve: &[Vec<Trained>]) -> String {
     text
 }
 
-/// What is to be seen in the table.
+/// The conclusion from the table.
 fn shown(few: &[Trained], all: &[Trained], auto: &[Trained]) -> String {
     let points = |runs| mean(runs, |run| run.accuracy) - mean(all, |run| run.accuracy);
     let rate = |runs| mean(runs, |run| run.rate) / mean(all, |run| run.rate);

@@ -1,4 +1,4 @@
-//! What deciding costs, and what simulating does.
+//! The CPU time of decisions and of simulations.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use crate::{
     study::{measured, simulate, words},
 };
 
-/// Workers, a cluster of that size, and the most that a decision may take.
+/// Workers, a cluster of that size, and the budget of a decision in microseconds.
 pub(crate) const BUDGETS: [(u32, &str, f64); 3] = [
     (158, "nodes158-stalls", 200.0),
     (2175, "xc40:rounds=150", 2_000.0),
@@ -54,7 +54,7 @@ pub(crate) fn simulator(paceline: &Paceline, report: &mut Report) -> Result<()> 
     Ok(())
 }
 
-/// The tests that drive live runs again from their logs, and scripted ones against the simulator.
+/// Runs the tests that replay live runs from their logs, and scripted ones against the simulator.
 pub(crate) fn agreement(_paceline: &Paceline, report: &mut Report) -> Result<()> {
     if report.quick() {
         report.skip("live_and_simulated_agree", "yes", "builds the tests first");

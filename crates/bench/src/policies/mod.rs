@@ -13,8 +13,8 @@ use crate::{paceline::Paceline, report::Report};
 
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     let paceline = Paceline::build()?;
-    type Part = fn(&Paceline, &mut Report) -> Result<()>;
-    let parts: [(&str, Part); 6] = [
+    type BenchPart = fn(&Paceline, &mut Report) -> Result<()>;
+    let parts: [(&str, BenchPart); 6] = [
         ("decisions", cost::decisions),
         ("traces", traces::run),
         ("presets", presets::run),

@@ -7,12 +7,12 @@ use anyhow::Result;
 use crate::{
     paceline::{Paceline, workspace},
     report::Report,
-    study::{Range, Row, simulate, words},
+    study::{ReplayRange, SimulateLine, simulate, words},
 };
 
 const SEATTLE: &str = "seattle_rtt_server38";
 const OPERATIONS: &str = "bytedance_se_ops.parquet";
-/// Compared in the table, `auto` first.
+/// Policies of the table, `auto` first.
 const POLICIES: &str =
     "auto,full,static:0.9,elfving,empirical,bandit,filter,filter:commit,dropcompute";
 
@@ -43,18 +43,18 @@ pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let mut args = words(&format!("--seeds 5 --policy {policies}"));
     args.extend(files.iter().cloned());
     let rows = simulate(paceline, &args)?;
-    let auto: Vec<&Row> = rows.iter().filter(|row| row.policy == "auto").collect();
+    let auto: Vec<&SimulateLine> = rows.iter().filter(|row| row.policy == "auto").collect();
 
-    let full = Range::of(auto.iter().copied(), |row| row.of_full);
+    let full = ReplayRange::from_rows(auto.iter().copied(), |row| row.of_full);
     report.at_least("auto_over_full", full.worst, 0.985, "the worst of all traces and seeds");
     let mut names: Vec<&str> = auto.iter().map(|row| row.trace.as_str()).collect();
     names.dedup();
-    let others: Vec<(&str, Range)> = names
+    let others: Vec<(&str, ReplayRange)> = names
         .iter()
         .filter(|&&name| name != SEATTLE)
         .map(|&name| {
             let rows = auto.iter().copied().filter(|row| row.trace == name);
-            (name, Range::of(rows, |row| row.of_oracle))
+            (name, ReplayRange::from_rows(rows, |row| row.of_oracle))
         })
         .collect();
     let log: f64 = others.iter().map(|(_, share)| share.mean.ln()).sum();
@@ -74,14 +74,14 @@ pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn seattle(paceline: &Paceline, report: &mut Report, auto: &[&Row]) -> Result<()> {
+fn seattle(paceline: &Paceline, report: &mut Report, auto: &[&SimulateLine]) -> Result<()> {
     let rows = auto.iter().copied().filter(|row| row.trace == SEATTLE);
-    let share = Range::of(rows, |row| row.of_oracle);
+    let share = ReplayRange::from_rows(rows, |row| row.of_oracle);
     let note = format!("worst of 5 seeds; mean {:.3}, best {:.3}", share.mean, share.best);
     report.at_least("auto_of_oracle_seattle", share.worst, 0.70, note);
     let mut args = words("--seeds 5 --policy auto --overhead 0.1x");
     args.push(folder().join(format!("{SEATTLE}.csv.gz")).display().to_string());
-    let share = Range::of(&simulate(paceline, &args)?, |row| row.of_oracle);
+    let share = ReplayRange::from_rows(&simulate(paceline, &args)?, |row| row.of_oracle);
     let note = format!("overhead 0.1x, worst of 5 seeds; mean {:.3}", share.mean);
     report.at_least("auto_of_oracle_seattle_overhead", share.worst, 0.85, note);
     Ok(())
@@ -97,16 +97,17 @@ pub(crate) fn salvage(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let mut args = words("--straggler salvage --seeds 5 --policy auto,dropcompute,full");
     args.push(file.display().to_string());
     let rows = simulate(paceline, &args)?;
-    let of =
-        |policy: &str| Range::of(rows.iter().filter(|row| row.policy == policy), |row| row.of_full);
-    let (auto, peer) = (of("auto"), of("dropcompute"));
+    let by_policy = |policy: &str| {
+        ReplayRange::from_rows(rows.iter().filter(|row| row.policy == policy), |row| row.of_full)
+    };
+    let (auto, peer) = (by_policy("auto"), by_policy("dropcompute"));
     let note = format!("worst of 5 seeds; mean {:.3}; dropcompute {:.3}", auto.mean, peer.mean);
     report.at_least("auto_salvage_over_full", auto.worst, 1.17, note);
     Ok(())
 }
 
 /// Share of the oracle, mean (worst) over seeds, traces down and policies across.
-fn table(rows: &[Row], names: &[&str], policies: &str) -> String {
+fn table(rows: &[SimulateLine], names: &[&str], policies: &str) -> String {
     let policies: Vec<&str> = policies.split(',').collect();
     let mut text = format!(
         "## Share of the oracle's rate, mean (worst) over 5 seeds, strict censoring\n\n\
@@ -118,10 +119,13 @@ fn table(rows: &[Row], names: &[&str], policies: &str) -> String {
         let _ = write!(text, "| {name} |");
         let of_trace = || rows.iter().filter(|row| row.trace == *name);
         for policy in &policies {
-            let share = Range::of(of_trace().filter(|row| row.policy == *policy), |r| r.of_oracle);
+            let share =
+                ReplayRange::from_rows(of_trace().filter(|row| row.policy == *policy), |r| {
+                    r.of_oracle
+                });
             let _ = write!(text, " {:.3} ({:.3}) |", share.mean, share.worst);
         }
-        let best = Range::of(of_trace(), |row| row.of_oracle / row.of_best_static);
+        let best = ReplayRange::from_rows(of_trace(), |row| row.of_oracle / row.of_best_static);
         let _ = writeln!(text, " {:.3} |", best.mean);
     }
     text

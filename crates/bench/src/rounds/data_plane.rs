@@ -8,10 +8,10 @@ use crate::{
     limits::stream_add,
     paceline::Paceline,
     report::Report,
-    stats::{Interval, abba_ratio, median},
+    stats::{ConfidenceInterval, abba_ratio, median},
 };
 
-/// Bare sockets and the real thing take turns, so that a slow spell of the machine meets both.
+/// Bare sockets and the exchange are measured in turn, so that slow spells of the machine affect both.
 pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let (pairs, rounds) = if report.quick() { (1, 5) } else { (4, 10) };
     for workers in [1, 2, 4] {
@@ -44,7 +44,7 @@ pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Both transports take turns.
+/// Both transports are measured in turn.
 fn share(
     paceline: &Paceline,
     report: &mut Report,
@@ -74,14 +74,14 @@ fn share(
     Ok(())
 }
 
-/// Seconds a round, and bytes per second of memory.
+/// Seconds per round, and bytes per second of memory.
 struct Times {
     bare: f64,
     real: f64,
     memory: f64,
 }
 
-fn record(report: &mut Report, workers: usize, ratio: &Interval, times: &Times) {
+fn record(report: &mut Report, workers: usize, ratio: &ConfidenceInterval, times: &Times) {
     let Times { bare, real, memory } = *times;
     let moved = 2.0 * (workers * BYTES) as f64;
     let note = format!(

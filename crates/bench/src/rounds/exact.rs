@@ -4,12 +4,12 @@ use anyhow::Result;
 use paceline_core::EventKind;
 
 use crate::{
-    paceline::{Paceline, Run},
+    paceline::{FinishedRun, Paceline},
     report::Report,
 };
 
 pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
-    let hashes = |run: &Run| -> Vec<String> {
+    let hashes = |run: &FinishedRun| -> Vec<String> {
         let hash = |event: &paceline_core::Event| match &event.kind {
             EventKind::Updated { param_hash, .. } => param_hash.clone(),
             _ => None,

@@ -1,4 +1,4 @@
-//! Bench `rounds`: one round from end to end, as a user meets it.
+//! Bench `rounds`: one round from end to end, as users see it.
 
 mod crowd;
 mod data_plane;
@@ -13,8 +13,8 @@ use crate::{paceline::Paceline, report::Report};
 
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     let paceline = Paceline::build()?;
-    type Part = fn(&Paceline, &mut Report) -> Result<()>;
-    let parts: [(&str, Part); 6] = [
+    type BenchPart = fn(&Paceline, &mut Report) -> Result<()>;
+    let parts: [(&str, BenchPart); 6] = [
         ("training", training::run),
         ("deaths", deaths::run),
         ("stragglers", stragglers::run),

@@ -1,11 +1,11 @@
-//! One worker of four slowed five times: waiting for it against not.
+//! One worker of four slowed five times: waiting for it against not waiting.
 
 use anyhow::Result;
 
 use crate::{paceline::Paceline, report::Report, stats::abba_ratio};
 
 pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
-    // Padded to 40 ms a round, the work itself takes a few: two cores do not couple the workers.
+    // Padded to 40 ms per round, of which work takes a few: two cores do not couple the workers.
     let (pairs, rounds) = if report.quick() { (1, 8) } else { (3, 40) };
     let mut number = 0;
     let mut rate = |policy: &str| {

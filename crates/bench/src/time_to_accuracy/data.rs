@@ -1,15 +1,15 @@
-//! Slowness that the data causes, and data that slowness hides.
+//! Stragglers caused by the data, and data lost to stragglers.
 
 use anyhow::Result;
 
 use super::{
-    FEWER, Study,
-    study::{Row, compare, table},
+    CompareStudy, FEWER,
+    study::{CompareLine, compare, table},
 };
 use crate::{paceline::Paceline, report::Report};
 
-/// Two of eight workers take three times as long and have classes that nobody else has.
-const HOMES: Study = Study {
+/// Two of eight workers take three times as long and have classes that no other worker has.
+const HOMES: CompareStudy = CompareStudy {
     name: "homes",
     flags: "--workers 8 --batch 16 --lr 0.01 --evaluations 1 --epochs 5 --to-the-end \
             --target-accuracy 0.8 --homes",
@@ -19,8 +19,8 @@ const HOMES: Study = Study {
     tune_seeds: 2,
 };
 
-/// Samples of which one in twenty is 2.7 times as dear as most.
-const COSTS: Study = Study {
+/// Samples of which one in twenty costs 2.7 times as much as most.
+const COSTS: CompareStudy = CompareStudy {
     name: "costs",
     flags: "--workers 8 --batch 16 --lr 0.01 --evaluations 4 --epochs 10 --target-accuracy 0.8 \
             --costs lognormal:0.6",
@@ -32,7 +32,7 @@ const COSTS: Study = Study {
 
 pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let homes = compare(paceline, &HOMES)?;
-    let accuracy = |policy: &str| of(&homes, policy).map_or(f64::NAN, |row| row.points());
+    let accuracy = |policy: &str| by_policy(&homes, policy).map_or(f64::NAN, |row| row.points());
     let full = accuracy("full");
     let dropped = full - accuracy("static:6/impatient/abort");
     let note = "points of accuracy that dropping two slow workers with classes of their own loses";
@@ -47,12 +47,13 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     report.section(table(HOMES.name, &homes));
 
     let costs = compare(paceline, &COSTS)?;
-    let seconds = |policy: &str| of(&costs, policy).and_then(Row::seconds).unwrap_or(f64::NAN);
+    let seconds =
+        |policy: &str| by_policy(&costs, policy).and_then(CompareLine::seconds).unwrap_or(f64::NAN);
     let note = "time to target of full sync with shuffled batches over balanced ones";
     let balanced = seconds("full/unbalanced") / seconds("full");
     report.at_least("costs_balanced_over_shuffled", balanced, 1.0, note);
     for policy in ["auto/unbalanced", "auto"] {
-        let bias = of(&costs, policy).and_then(|row| row.cost_bias).unwrap_or(f64::NAN);
+        let bias = by_policy(&costs, policy).and_then(|row| row.cost_bias).unwrap_or(f64::NAN);
         let note = "cost of what is in an update over what was handed out for it, less 1; salvage";
         report.tell(&format!("costs_bias_{}", policy.replace('/', "_")), bias, note);
     }
@@ -62,6 +63,6 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn of<'a>(rows: &'a [Row], policy: &str) -> Option<&'a Row> {
+fn by_policy<'a>(rows: &'a [CompareLine], policy: &str) -> Option<&'a CompareLine> {
     rows.iter().find(|row| row.policy == policy)
 }

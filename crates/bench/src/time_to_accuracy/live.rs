@@ -1,4 +1,4 @@
-//! The same on real processes: the order of policies, and what leaving it on costs.
+//! Live runs: the order of policies, and the cost of `auto` without stragglers.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ pub(super) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let cores = std::thread::available_parallelism()?.get() as f64;
     let took = began.elapsed();
     let busy = (busy_seconds()? - before) / took.as_secs_f64() / cores;
-    // Runs that were there already took no time.
+    // Stored runs take no time.
     if took > Duration::from_secs(10) {
         let note = "share of all cores that was busy during those runs, by whomever";
         report.at_most("live_cpu", busy, 0.6, note);
@@ -70,15 +70,15 @@ fn seconds(paceline: &Paceline, folder: &str, how: &str) -> Result<[f64; 3]> {
     }))
 }
 
-/// Who comes first, second, third.
+/// The policies' indices by time.
 fn order(seconds: [f64; 3]) -> [usize; 3] {
     let mut order = [0, 1, 2];
     order.sort_by(|&a, &b| seconds[a].total_cmp(&seconds[b]));
     order
 }
 
-/// With no straggler: samples a second of auto, salvage on, over full's, by whole runs: what it costs
-/// may be in few rounds. By the median round it is told as well.
+/// Without stragglers: samples per second of full over auto with salvage, over whole runs, since the
+/// cost may be in a few rounds; and by the median round.
 fn nothing_slow(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let (pairs, rounds) = if report.quick() { (1, 20) } else { (16, 40) };
     let mut whole = [Vec::new(), Vec::new()];

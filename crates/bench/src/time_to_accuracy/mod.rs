@@ -1,4 +1,5 @@
-//! Bench `time-to-accuracy`: who reaches an accuracy first, by real training on a virtual clock and live.
+//! Bench `time-to-accuracy`: time to an accuracy by policy, with real training on a virtual clock and
+//! live.
 
 mod data;
 mod live;
@@ -11,47 +12,47 @@ use crate::{
     report::Report,
     stats::{paired_difference, paired_ratio},
 };
-use study::{Row, compare, table};
+use study::{CompareLine, compare, table};
 
 /// A study by `paceline compare`: its name, and its flags.
-struct Study {
+struct CompareStudy {
     name: &'static str,
     flags: &'static str,
     policies: &'static str,
     scenarios: &'static [&'static str],
     seeds: u32,
-    /// Runs by which a learning rate is chosen.
+    /// Seeds per learning rate tried.
     tune_seeds: u32,
 }
 
-impl Study {
+impl CompareStudy {
     const fn new(
         name: &'static str,
         flags: &'static str,
         policies: &'static str,
         scenarios: &'static [&'static str],
         seeds: u32,
-    ) -> Study {
-        Study { name, flags, policies, scenarios, seeds, tune_seeds: 2 }
+    ) -> CompareStudy {
+        CompareStudy { name, flags, policies, scenarios, seeds, tune_seeds: 2 }
     }
 
-    const fn tuned_by(self, tune_seeds: u32) -> Study {
-        Study { tune_seeds, ..self }
+    const fn tuned_by(self, tune_seeds: u32) -> CompareStudy {
+        CompareStudy { tune_seeds, ..self }
     }
 }
 
-/// What all studies have.
+/// Flags of all studies.
 const COMMON: &str = "--micro-batches 8";
-/// Of what has goals more seeds are run: who is sooner is noisy.
+/// Seeds of studies with goals: time to accuracy is noisy.
 const SEEDS: u32 = 20;
 const FEWER: u32 = 10;
 const OTHERS_SEEDS: u32 = 5;
-/// Where the files of MNIST are, in flags as below.
+/// The folder of MNIST, as in the flags below.
 const MNIST: &str = "../shared/datasets/mnist";
-/// The same for all policies of a study: three learning rates, or four, tried for each and every scenario in
-/// several runs. At the highest nearly every seed still learns: at twice of it many do not, which a few
-/// runs may not show, and who is sooner is then decided by luck. The lowest is below what any policy but
-/// `async` chooses.
+/// All policies of a study choose among the same three or four learning rates, each tried under every
+/// scenario in several runs. At the highest rate nearly every seed still learns. At twice that rate many
+/// do not, which a few runs may not show, and luck would decide the comparison. The lowest rate is below
+/// the choice of any policy except `async`.
 const EMBEDDED_64: &str = "--workers 64 --batch 8 --lr 0.02,0.04,0.03,0.015 --evaluations 4 --epochs 10 \
                            --target-accuracy 0.8";
 const EMBEDDED_64_OTHERS: &str = "--workers 64 --batch 8 --lr 0.015 --evaluations 4 --epochs 10 \
@@ -69,18 +70,18 @@ const AZURE: &str = "trace:../shared/traces/azure_short_B8ms_eastus_cpu_cache.cs
 const OF_64: [&str; 6] = ["none", "slow:0:3", "stalls:1.5", "stalls:3", "node:0-15:2.5", AZURE];
 const OF_8: [&str; 6] = ["none", "slow:0:3", "stalls:1.5", "stalls:3", "node:0-1:2.5", AZURE];
 
-const STUDIES: [Study; 8] = [
-    Study::new("embedded-64", EMBEDDED_64, MAIN, &OF_64, SEEDS).tuned_by(4),
-    Study::new("embedded-64-others", EMBEDDED_64_OTHERS, OTHERS_64, &OF_64, OTHERS_SEEDS),
-    Study::new("mnist-64", MNIST_64, MAIN, &OF_64, FEWER),
-    Study::new("mnist-64-others", MNIST_64, OTHERS_64, &OF_64, OTHERS_SEEDS),
-    Study::new("embedded-8", EMBEDDED_8, MAIN, &OF_8, SEEDS).tuned_by(4),
-    Study::new("embedded-8-others", EMBEDDED_8, OTHERS_8, &OF_8, OTHERS_SEEDS),
-    Study::new("mnist-8", MNIST_8, MAIN, &OF_8, SEEDS).tuned_by(4),
-    Study::new("mnist-8-others", MNIST_8, OTHERS_8, &OF_8, OTHERS_SEEDS),
+const STUDIES: [CompareStudy; 8] = [
+    CompareStudy::new("embedded-64", EMBEDDED_64, MAIN, &OF_64, SEEDS).tuned_by(4),
+    CompareStudy::new("embedded-64-others", EMBEDDED_64_OTHERS, OTHERS_64, &OF_64, OTHERS_SEEDS),
+    CompareStudy::new("mnist-64", MNIST_64, MAIN, &OF_64, FEWER),
+    CompareStudy::new("mnist-64-others", MNIST_64, OTHERS_64, &OF_64, OTHERS_SEEDS),
+    CompareStudy::new("embedded-8", EMBEDDED_8, MAIN, &OF_8, SEEDS).tuned_by(4),
+    CompareStudy::new("embedded-8-others", EMBEDDED_8, OTHERS_8, &OF_8, OTHERS_SEEDS),
+    CompareStudy::new("mnist-8", MNIST_8, MAIN, &OF_8, SEEDS).tuned_by(4),
+    CompareStudy::new("mnist-8-others", MNIST_8, OTHERS_8, &OF_8, OTHERS_SEEDS),
 ];
 
-/// What figures and tables do not say themselves.
+/// Notes on how to read figures and tables.
 const READING: &str = "\
 ## How to read this
 
@@ -140,7 +141,7 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn goals(report: &mut Report, study: &str, rows: &[Row]) {
+fn goals(report: &mut Report, study: &str, rows: &[CompareLine]) {
     let find = |scenario: &str, policy: &str| {
         rows.iter().find(|row| row.scenario == scenario && row.policy == policy)
     };
@@ -156,7 +157,7 @@ fn goals(report: &mut Report, study: &str, rows: &[Row]) {
         let note = "samples a second of auto/samples over a clairvoyant's";
         report.at_least(&name("samples_of_bound"), of_bound, 0.9, note);
         let over = |other: &str| {
-            let other = find(&row.scenario, other).map(Row::times).unwrap_or_default();
+            let other = find(&row.scenario, other).map(CompareLine::times).unwrap_or_default();
             paired_ratio(&row.times(), &other)
         };
         let best = over("best-static");
@@ -195,9 +196,9 @@ fn goals(report: &mut Report, study: &str, rows: &[Row]) {
     report.must(&format!("{study}_balanced"), balanced, "the ledger of every run");
 }
 
-/// All epochs, for all: what is lost in accuracy, if anything.
-const TO_THE_END: [Study; 2] = [
-    Study::new(
+/// Studies over all epochs, for final accuracy.
+const TO_THE_END: [CompareStudy; 2] = [
+    CompareStudy::new(
         "final-accuracy-8",
         "--data ../shared/datasets/mnist --workers 8 --batch 16 --lr 0.02 --evaluations 1 --epochs 3 \
          --target-accuracy 0.98 --to-the-end",
@@ -205,7 +206,7 @@ const TO_THE_END: [Study; 2] = [
         &["stalls:3"],
         10,
     ),
-    Study::new(
+    CompareStudy::new(
         "final-accuracy-64",
         "--data ../shared/datasets/mnist --workers 64 --batch 8 --lr 0.06 --evaluations 1 --epochs 3 \
          --target-accuracy 0.96 --to-the-end",
@@ -215,11 +216,11 @@ const TO_THE_END: [Study; 2] = [
     ),
 ];
 
-fn final_accuracy(paceline: &Paceline, report: &mut Report, study: &Study) -> Result<()> {
+fn final_accuracy(paceline: &Paceline, report: &mut Report, study: &CompareStudy) -> Result<()> {
     let rows = compare(paceline, study)?;
     let accuracies = |policy: &str| {
         let row = rows.iter().find(|row| row.policy == policy);
-        row.map(Row::accuracies).unwrap_or_default()
+        row.map(CompareLine::accuracies).unwrap_or_default()
     };
     let name = study.name.replace('-', "_");
     for policy in ["auto", "auto/samples"] {

@@ -1,30 +1,30 @@
-//! Runs `paceline compare` and reads what it says.
+//! Runs `paceline compare` and reads its output.
 
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::{COMMON, Study};
+use super::{COMMON, CompareStudy};
 use crate::paceline::{Paceline, workspace};
 
 /// One line of `compare --json`.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Row {
+pub(super) struct CompareLine {
     pub(super) scenario: String,
     pub(super) policy: String,
     chosen: String,
     lr: f32,
     seeds: usize,
     reached: usize,
-    seconds_to_target: Option<Spread>,
+    seconds_to_target: Option<LineSpread>,
     seconds_by_seed: Vec<Option<f64>>,
-    pub(super) speed_up: Option<Spread>,
+    pub(super) speed_up: Option<LineSpread>,
     bound: Option<f64>,
     pub(super) of_bound: Option<f64>,
     pub(super) samples_per_s: f64,
     pub(super) samples_of_bound: Option<f64>,
-    final_accuracy: Spread,
+    final_accuracy: LineSpread,
     accuracy_by_seed: Vec<f64>,
     accepted: f64,
     idle: Option<f64>,
@@ -36,20 +36,20 @@ pub(super) struct Row {
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
-pub(super) struct Spread {
+pub(super) struct LineSpread {
     pub(super) mean: f64,
     least: f64,
     most: f64,
 }
 
-impl Row {
-    /// Mean time to the target, where every seed reached it.
+impl CompareLine {
+    /// Mean time to the target, if every seed reached it.
     pub(super) fn seconds(&self) -> Option<f64> {
         let all = self.reached == self.seeds;
         self.seconds_to_target.filter(|_| all).map(|seconds| seconds.mean)
     }
 
-    /// Time to the target, where every seed reached it; NaN where one did not.
+    /// Time to the target by seed; NaN if it was not reached.
     pub(super) fn times(&self) -> Vec<f64> {
         self.seconds_by_seed.iter().map(|seconds| seconds.unwrap_or(f64::NAN)).collect()
     }
@@ -73,8 +73,8 @@ impl Row {
     }
 }
 
-/// Results stay in the target folder, so that a bench that was interrupted goes on.
-pub(super) fn compare(paceline: &Paceline, study: &Study) -> Result<Vec<Row>> {
+/// Results stay in the target folder, so that an interrupted bench resumes.
+pub(super) fn compare(paceline: &Paceline, study: &CompareStudy) -> Result<Vec<CompareLine>> {
     let folder = study.name.trim_end_matches("-others");
     let out = workspace().join("target/time-to-accuracy").join(folder);
     let mut args = vec!["compare", "--json", "--policies", study.policies];
@@ -103,7 +103,7 @@ pub(super) fn compare(paceline: &Paceline, study: &Study) -> Result<Vec<Row>> {
     rows.context("failed to read what compare printed")
 }
 
-pub(super) fn table(name: &str, rows: &[Row]) -> String {
+pub(super) fn table(name: &str, rows: &[CompareLine]) -> String {
     let mut text = format!(
         "## {name}\n\nSeconds to the target, mean (best–worst) over seeds; a worker that nothing \
          disturbs takes a second for its round. *Bound*: samples a second of a clairvoyant over full \
