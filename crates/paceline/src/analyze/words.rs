@@ -121,9 +121,9 @@ pub(super) fn slow_workers(ranking: &Ranking, most: usize) -> String {
     };
     let cost = match times(worst.slowdown) {
         none if none == "1.00×" => "full sync is not held up by a few workers".to_owned(),
-        longer => format!("because of {who} full sync took {longer} as long"),
+        longer => format!("{who} made full sync take {longer} as long"),
     };
-    format!("{slow} significantly slower than typical; {cost}")
+    format!("{slow} clearly slower than typical; {cost}")
 }
 
 /// A change, as a sentence.
