@@ -67,11 +67,18 @@ pub(super) struct ComparisonRow {
     pub(super) idle: Option<f64>,
     /// Relative excess of the cost of samples in updates over that of samples handed out.
     pub(super) cost_bias: Option<f64>,
+    #[serde(flatten)]
+    pub(super) samples: SampleSums,
+    pub(super) ledger_balanced: bool,
+}
+
+/// Samples by what became of them, summed over seeds.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct SampleSums {
     pub(super) used: u64,
     pub(super) salvaged: u64,
     pub(super) dropped: u64,
     pub(super) requeued: u64,
-    pub(super) ledger_balanced: bool,
 }
 
 /// The rows of all cases, in order.
@@ -135,10 +142,12 @@ fn row(case: &ComparisonCase, full: Option<&ComparisonCase>) -> ComparisonRow {
         accepted: mean(&|outcome| outcome.accepted),
         cost_bias: bias.and_then(SeedRange::from_values).map(|bias| bias.mean),
         idle: idle.and_then(SeedRange::from_values).map(|idle| idle.mean),
-        used: outcomes.iter().map(|outcome| outcome.samples.used).sum(),
-        salvaged: outcomes.iter().map(|outcome| outcome.samples.salvaged).sum(),
-        dropped: outcomes.iter().map(|outcome| outcome.samples.dropped).sum(),
-        requeued: outcomes.iter().map(|outcome| outcome.samples.requeued).sum(),
+        samples: SampleSums {
+            used: outcomes.iter().map(|outcome| outcome.samples.used).sum(),
+            salvaged: outcomes.iter().map(|outcome| outcome.samples.salvaged).sum(),
+            dropped: outcomes.iter().map(|outcome| outcome.samples.dropped).sum(),
+            requeued: outcomes.iter().map(|outcome| outcome.samples.requeued).sum(),
+        },
         ledger_balanced: outcomes.iter().all(|outcome| outcome.balanced),
     }
 }

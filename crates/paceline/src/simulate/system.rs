@@ -22,7 +22,7 @@ use serde::Serialize;
 use super::args::{Overhead, ReplayedPolicy, SimulateArgs};
 use crate::{config::Usage, traces::TraceSource};
 
-/// One run: a line of `--json`. Times are of a round, in seconds, along its critical path.
+/// One run: a line of `--json`.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct SystemRow {
     trace: String,
@@ -35,12 +35,8 @@ pub(super) struct SystemRow {
     straggler: Straggler,
     /// Contributions per second.
     rate: f64,
-    mean_round_s: f64,
-    pull_s: f64,
-    compute_s: f64,
-    push_s: f64,
-    wait_s: f64,
-    overhead_s: f64,
+    #[serde(flatten)]
+    times: MeanTimes,
     /// Share of its bandwidth that the busiest shard used, in its busier direction.
     server_utilisation: f64,
     accepted_mean: f64,
@@ -51,10 +47,8 @@ pub(super) struct SystemRow {
     /// Share of the rounds that did not wait for all.
     cut_share: f64,
     late: u64,
-    samples_used: u64,
-    samples_requeued: u64,
-    samples_dropped: u64,
-    ledger_balanced: bool,
+    #[serde(flatten)]
+    ledger: LedgerCounts,
     /// Figures of weak synchronisation, if shards may be left behind.
     #[serde(flatten)]
     weak: Option<Absences>,
@@ -62,6 +56,26 @@ pub(super) struct SystemRow {
     wall_s: f64,
     decide_us_p99: f64,
     decide_cpu_us_per_round: f64,
+}
+
+/// Mean times of a round along its critical path, in seconds.
+#[derive(Debug, Clone, Serialize)]
+struct MeanTimes {
+    mean_round_s: f64,
+    pull_s: f64,
+    compute_s: f64,
+    push_s: f64,
+    wait_s: f64,
+    overhead_s: f64,
+}
+
+/// Samples by what became of them.
+#[derive(Debug, Clone, Serialize)]
+struct LedgerCounts {
+    samples_used: u64,
+    samples_requeued: u64,
+    samples_dropped: u64,
+    ledger_balanced: bool,
 }
 
 /// Figures of rounds that do not wait for all shards.
@@ -210,12 +224,14 @@ impl SystemRow {
             rounds,
             straggler: system.straggler,
             rate: outcome.rate(),
-            mean_round_s: outcome.mean(|round| round.seconds),
-            pull_s: outcome.mean(|round| round.pull),
-            compute_s: outcome.mean(|round| round.compute),
-            push_s: outcome.mean(|round| round.push),
-            wait_s: outcome.mean(|round| round.wait),
-            overhead_s: outcome.mean(|round| round.overhead),
+            times: MeanTimes {
+                mean_round_s: outcome.mean(|round| round.seconds),
+                pull_s: outcome.mean(|round| round.pull),
+                compute_s: outcome.mean(|round| round.compute),
+                push_s: outcome.mean(|round| round.push),
+                wait_s: outcome.mean(|round| round.wait),
+                overhead_s: outcome.mean(|round| round.overhead),
+            },
             server_utilisation: outcome.server_utilisation,
             accepted_mean: outcome.mean(|round| round.accepted),
             accepted_least: accepted().reduce(f64::min).unwrap_or(0.0),
@@ -223,10 +239,12 @@ impl SystemRow {
             accepted_share: outcome.accepted_share(),
             cut_share: outcome.cut_share(),
             late: outcome.late,
-            samples_used: outcome.samples.used,
-            samples_requeued: outcome.samples.requeued,
-            samples_dropped: outcome.samples.dropped,
-            ledger_balanced: outcome.ledger_balanced,
+            ledger: LedgerCounts {
+                samples_used: outcome.samples.used,
+                samples_requeued: outcome.samples.requeued,
+                samples_dropped: outcome.samples.dropped,
+                ledger_balanced: outcome.ledger_balanced,
+            },
             weak: None,
             wall_s: 0.0,
             decide_us_p99: cost.p99().as_secs_f64() * 1e6,
@@ -274,17 +292,17 @@ pub(super) fn text(rows: &[SystemRow]) -> String {
             row.policy,
             row.seed,
             short(row.rate),
-            short(row.mean_round_s),
-            short(row.pull_s),
-            short(row.compute_s),
-            short(row.push_s),
-            short(row.wait_s),
-            short(row.overhead_s),
+            short(row.times.mean_round_s),
+            short(row.times.pull_s),
+            short(row.times.compute_s),
+            short(row.times.push_s),
+            short(row.times.wait_s),
+            short(row.times.overhead_s),
             100.0 * row.accepted_share,
             format!("({}, {})", row.accepted_least, row.accepted_most),
             100.0 * row.server_utilisation,
-            row.samples_requeued,
-            if row.ledger_balanced { "ok" } else { "WRONG" },
+            row.ledger.samples_requeued,
+            if row.ledger.ledger_balanced { "ok" } else { "WRONG" },
         );
     }
     text + &weak_text(rows, width)
