@@ -16,7 +16,7 @@ use paceline_shm::HandoverListener;
 use paceline_wire::{
     FrameError, FrameReader, FrameWriter,
     frame::{BlockHead, Header, encode_control},
-    message::{FromData, ToData},
+    message::{FromData, FromShard, ToData},
 };
 use thiserror::Error;
 use tokio::{
@@ -227,7 +227,10 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
     fn stage(&self, id: ContributionId, parts: Parts, place: Place) -> Result<(), DataError> {
         let (worker, session) = (self.worker, self.session);
         let staged = Staged { worker, id, session, parts, _place: Some(place) };
-        self.shard.send(ShardInbox::Staged(staged)).map_err(|_| DataError::Stopped)
+        self.shard.send(ShardInbox::Staged(staged)).map_err(|_| DataError::Stopped)?;
+        // The shard has it before anything that the coordinator says of it.
+        self.store.say(FromShard::Staged { worker, session, id });
+        Ok(())
     }
 
     /// The worker has connected to the listener that it was invited to.

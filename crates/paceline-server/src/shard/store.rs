@@ -10,11 +10,17 @@ use std::{
 use paceline_core::{ContributionId, Version, WorkerId};
 use paceline_params::{BufferPool, Half, Layout, Lease, WireType};
 use paceline_shm::View;
-use paceline_wire::{frame::Values, message::ShardSpec};
+use paceline_wire::{
+    frame::Values,
+    message::{FromShard, ShardSpec},
+};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
-use super::{sharing::Sharing, traffic::Traffic};
+use super::{ShardReport, sharing::Sharing, traffic::Traffic};
 use crate::{credits::at_once, faults::ShardFaults};
+
+/// Takes a shard's reports to the coordinator, an error that ends the shard included.
+pub(crate) type Report = Box<dyn Fn(Result<ShardReport, String>) + Send + Sync>;
 
 /// A whole contribution to one shard, not yet folded.
 #[derive(Debug)]
@@ -75,7 +81,6 @@ impl Outgoing {
 }
 
 /// Shared by a shard's thread and the tasks of its data connections.
-#[derive(Debug)]
 pub(crate) struct Store {
     pub(crate) index: u32,
     pub(crate) layout: Layout,
@@ -93,6 +98,8 @@ pub(crate) struct Store {
     pub(crate) faults: Option<Arc<dyn ShardFaults>>,
     /// What workers of this host share with the shard, if they may.
     pub(crate) sharing: Option<Arc<Sharing>>,
+    /// What the coordinator is to hear.
+    report: Report,
     sessions: Mutex<BTreeMap<WorkerId, Session>>,
     sessions_changed: Notify,
 }
@@ -110,6 +117,7 @@ impl Store {
         spec: &ShardSpec,
         sharing: Option<Arc<Sharing>>,
         faults: Option<Arc<dyn ShardFaults>>,
+        report: Report,
     ) -> Self {
         // The last block may be shorter; a buffer lent for it need not be.
         let blocks = spec.layout.shard_blocks(spec.index).len();
@@ -127,9 +135,25 @@ impl Store {
             patience: spec.patience,
             faults,
             sharing,
+            report,
             sessions: Mutex::default(),
             sessions_changed: Notify::new(),
         }
+    }
+
+    /// Tells the coordinator something.
+    pub(crate) fn say(&self, message: FromShard) {
+        self.report(message.into());
+    }
+
+    /// The same, with the blocks that follow.
+    pub(crate) fn report(&self, report: ShardReport) {
+        (self.report)(Ok(report));
+    }
+
+    /// Tells the coordinator what ends the shard.
+    pub(crate) fn fail(&self, error: String) {
+        (self.report)(Err(error));
     }
 
     /// Of the shard's part of the parameters, in memory.

@@ -36,17 +36,15 @@ pub(crate) fn spawn(
     spec: ShardSpec,
     blocks: Vec<Block>,
     faults: Option<Arc<dyn ShardFaults>>,
-    report: impl Fn(Result<ShardReport, String>) + Send + 'static,
+    report: impl Fn(Result<ShardReport, String>) + Send + Sync + 'static,
 ) -> Result<LocalShard, String> {
     let (sharing, mirror) = Sharing::open(&spec).unzip();
-    let store = Arc::new(Store::new(&spec, sharing, faults));
+    let store = Arc::new(Store::new(&spec, sharing, faults, Box::new(report)));
     let name = format!("shard {}", spec.index);
     let version = spec.version;
     let state = ShardState::new(spec, blocks, mirror).map_err(|error| error.to_string())?;
     let (sender, inbox) = mpsc::channel();
-    let report = Box::new(report);
-    let shard =
-        ShardThread { name: name.clone(), state, store: Arc::clone(&store), queue: 0, report };
+    let shard = ShardThread { name: name.clone(), state, store: Arc::clone(&store), queue: 0 };
     thread::Builder::new()
         .name(name.clone())
         .spawn(move || shard.live(version, &inbox))
@@ -60,7 +58,6 @@ struct ShardThread {
     store: Arc<Store>,
     /// The most inputs that waited at once since the last update.
     queue: u32,
-    report: Box<dyn Fn(Result<ShardReport, String>) + Send>,
 }
 
 impl ShardThread {
@@ -68,8 +65,8 @@ impl ShardThread {
     fn live(mut self, version: Version, inbox: &mpsc::Receiver<ShardInbox>) {
         match catch_unwind(AssertUnwindSafe(|| self.run(version, inbox))) {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => (self.report)(Err(format!("{}: {error}", self.name))),
-            Err(_) => (self.report)(Err(format!("{} panicked", self.name))),
+            Ok(Err(error)) => self.store.fail(format!("{}: {error}", self.name)),
+            Err(_) => self.store.fail(format!("{} panicked", self.name)),
         }
     }
 
@@ -81,7 +78,7 @@ impl ShardThread {
         // Whoever shares memory finds the first version there, too.
         self.state.begin_mirror();
         self.publish(version);
-        self.say(FromShard::Ready);
+        self.store.say(FromShard::Ready);
         let mut waiting = Vec::new();
         while let Ok(first) = inbox.recv() {
             // All that has come is taken before folding, so that folds are fused.
@@ -106,7 +103,7 @@ impl ShardThread {
             if !told.contains(&worker) {
                 told.push(worker);
                 let why = DataError::not_finite(&self.store.layout, id, at, "").why();
-                self.say(FromShard::Gone { worker, session, why });
+                self.store.say(FromShard::Gone { worker, session, why });
             }
         }
     }
@@ -116,10 +113,8 @@ impl ShardThread {
         let command = match input {
             ShardInbox::Command(command) => command,
             ShardInbox::Staged(staged) => {
-                let Staged { worker, id, session, .. } = staged;
-                if self.store.is_admitted(worker, session) {
+                if self.store.is_admitted(staged.worker, staged.session) {
                     self.state.stage(staged);
-                    self.say(FromShard::Staged { worker, session, id });
                 }
                 return Ok(true);
             }
@@ -141,7 +136,7 @@ impl ShardThread {
                 let began = Instant::now();
                 let norms = self.state.close(closes, apply.as_ref())?;
                 self.tell_spoilt();
-                self.say(FromShard::Summed { norms });
+                self.store.say(FromShard::Summed { norms });
                 if let Some(apply) = &apply {
                     self.put_up(apply, began);
                 }
@@ -157,7 +152,7 @@ impl ShardThread {
                 let version = self.store.published.borrow().version;
                 let blocks = self.state.blocks().to_vec();
                 let message = FromShard::Snapshot { version };
-                (self.report)(Ok(ShardReport { message, blocks }));
+                self.store.report(ShardReport { message, blocks });
             }
             ToShard::Stop => return Ok(false),
         }
@@ -182,7 +177,7 @@ impl ShardThread {
         let counts = self.counts();
         self.publish(apply.version);
         let hash = apply.hash.then(|| self.state.hash());
-        self.say(FromShard::Applied { version: apply.version, hash, counts });
+        self.store.say(FromShard::Applied { version: apply.version, hash, counts });
     }
 
     fn counts(&mut self) -> ShardCounts {
@@ -197,10 +192,6 @@ impl ShardThread {
         let segment = self.state.finish_mirror(version);
         let blocks = Some(self.state.outgoing());
         self.store.published.send_replace(Published { version, blocks, segment });
-    }
-
-    fn say(&self, message: FromShard) {
-        (self.report)(Ok(message.into()));
     }
 }
 
