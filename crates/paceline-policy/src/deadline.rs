@@ -21,7 +21,7 @@ impl Policy for Deadline {
     }
 }
 
-/// Waits for all workers in its first rounds, as far as [`Patience`] allows, then keeps the deadline that
+/// Waits for all workers in its first rounds, as far as `Patience` allows, then keeps the deadline that
 /// would have been best for them.
 #[derive(Debug, Clone)]
 pub struct DropCompute {

@@ -20,7 +20,7 @@ use crate::scene::Scene;
 ///
 /// Laws:
 /// - Every run-time and every silence, in and out, is that of a whole portion. Loads are not seen:
-///   [`Scene`], [`ClosedRound`](crate::closed::ClosedRound) and the policies convert.
+///   [`Scene`], `ClosedRound` and the policies convert.
 /// - [`Predictor::survival`] falls from 1 towards 0 as time grows.
 /// - Censored run-times count by their survival probability, never as if they had ended. So do those of
 ///   salvaged workers.
