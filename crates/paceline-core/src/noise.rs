@@ -6,7 +6,7 @@
 //! first divisor is one less than the number of contributions.
 //!
 //! The scale 𝓑 = tr Σ / |G|², in samples, is the ratio of the means of both over the last [`WINDOW`]
-//! rounds. The means are trimmed: they leave out rounds more than [`DEVIATIONS`] robust standard
+//! rounds, in which a round counts less the older it is. The means are trimmed: they leave out rounds more than [`DEVIATIONS`] robust standard
 //! deviations from the window's median. One worker with a norm 100 times as large would otherwise set the
 //! learning rate and the cutoff for hundreds of rounds. A lasting change moves the median, and with it
 //! the limits.
@@ -15,8 +15,10 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-/// Rounds in the means. The variance of their mean is that of an exponential average with a memory of 50.
-const WINDOW: usize = 100;
+/// Rounds in the means: the oldest weighs a twentieth of the newest.
+const WINDOW: usize = 150;
+/// Rounds after which a round weighs 1/e. Gradients shrink as training goes on, and old ones must not rule.
+const MEMORY: f64 = 50.0;
 /// Rounds from which on the median says what is usual.
 const ENOUGH: usize = 5;
 /// Standard deviations from the median beyond which a round is left out. A normal exceeds them once in
@@ -94,16 +96,24 @@ impl NoiseScale {
     }
 }
 
-/// The mean of the values within [`DEVIATIONS`] of their median.
-fn trimmed_mean(mut values: Vec<f64>) -> f64 {
-    if values.len() >= ENOUGH {
-        let middle = median(&mut values);
-        let mut distances: Vec<f64> = values.iter().map(|value| (value - middle).abs()).collect();
-        let most = DEVIATIONS * PER_MAD * median(&mut distances);
-        // At least half of them are within one median distance.
-        values.retain(|value| (value - middle).abs() <= most);
+/// The mean of the values, oldest first, within [`DEVIATIONS`] of their median.
+fn trimmed_mean(values: Vec<f64>) -> f64 {
+    let middle = median(&mut values.clone());
+    let mut distances: Vec<f64> = values.iter().map(|value| (value - middle).abs()).collect();
+    // At least half of the values are within one median distance.
+    let most = match values.len() >= ENOUGH {
+        true => DEVIATIONS * PER_MAD * median(&mut distances),
+        false => f64::INFINITY,
+    };
+    let (mut sum, mut weights, mut weight) = (0.0, 0.0, 1.0);
+    for value in values.into_iter().rev() {
+        if (value - middle).abs() <= most {
+            sum += weight * value;
+            weights += weight;
+        }
+        weight *= 1.0 - 1.0 / MEMORY;
     }
-    values.iter().sum::<f64>() / values.len() as f64
+    sum / weights
 }
 
 /// The upper median; puts the values in another order.

@@ -99,9 +99,9 @@ impl RoundMachine {
     pub fn new(config: RoundConfig, policy: Box<dyn Policy>, first: Round) -> Self {
         let terms = Terms {
             quorum: config.quorum,
-            partial: match config.straggler {
-                Straggler::Salvage => config.micro_batches.max(1),
-                Straggler::Abort | Straggler::Finish => 1,
+            partial: match config.straggler.counts_parts() {
+                true => config.micro_batches.max(1),
+                false => 1,
             },
             batch: config.batch,
             lag: policy.admissible_lag(),
@@ -155,7 +155,7 @@ impl RoundMachine {
     /// Whether stragglers are told to stop at a cut: not if they finish, nor if later rounds admit
     /// what they are at.
     pub fn stops_stragglers(&self) -> bool {
-        self.config.straggler != Straggler::Finish && self.wait.roster.lag() == 0
+        !self.config.straggler.keeps_work() && self.wait.roster.lag() == 0
     }
 
     /// Live workers that have no work, in order. A worker whose contribution already counts for the
@@ -239,7 +239,7 @@ impl RoundMachine {
         (work.done, work.done_at) = (done, now);
         work.first.get_or_insert((done, now));
         let base = work.base;
-        if self.config.straggler == Straggler::Salvage {
+        if self.config.straggler.counts_parts() {
             self.emit(now, EventKind::Progress { worker, base, done });
         }
     }

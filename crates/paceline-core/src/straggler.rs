@@ -18,6 +18,24 @@ pub enum Straggler {
     Salvage,
 }
 
+impl Straggler {
+    /// Whether finished micro-batches count one by one at a cut.
+    pub fn counts_parts(self) -> bool {
+        match self {
+            Straggler::Salvage => true,
+            Straggler::Abort | Straggler::Finish => false,
+        }
+    }
+
+    /// Whether a straggler keeps its work beyond the close of its round, and so is not told of cuts.
+    pub fn keeps_work(self) -> bool {
+        match self {
+            Straggler::Finish => true,
+            Straggler::Abort | Straggler::Salvage => false,
+        }
+    }
+}
+
 /// What becomes of a contribution that is complete after its round has closed, where stragglers
 /// finish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

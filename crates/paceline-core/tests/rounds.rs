@@ -565,7 +565,7 @@ fn a_worker_that_gave_up_cannot_announce_and_what_crosses_its_abort_is_dropped()
     s.stage(1, 0, 0);
     assert_eq!(s.coordinator.take_discards(), [(worker, id)]);
     s.log.clear();
-    s.wait(30).check(&["closed w0 (w0=0.100000 w1=>=0.100000)"]);
+    s.advance().check(&["aborted w1 at 1", "closed w0 (w0=0.100000 w1=>=0.100000)"]);
 }
 
 #[test]
@@ -637,7 +637,7 @@ fn the_last_samples_of_a_hung_worker_get_a_second_holder_and_one_of_the_two_coun
     assert_eq!(s.coordinator.ledger().counts().used, 30);
     // The other comes to an end after all: nothing of it counts.
     s.arrive(1, 0);
-    assert_eq!(s.log[0], "late w1 v0 0.200000");
+    assert_eq!(s.log[0], "late w1 v0 0.180000");
     assert_eq!(s.coordinator.ledger().counts().used, 30);
     assert!(s.coordinator.report().balanced);
 }

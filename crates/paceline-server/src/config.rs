@@ -38,12 +38,8 @@ pub struct ServerConfig {
     pub round: RoundConfig,
     /// How the parameters are cut up and spread.
     pub placement: Placement,
-    /// Which shards a round needs, and of which blocks a worker needs the newest values.
-    pub pull: Enough,
-    /// On how many blocks a contribution must be complete to count.
-    pub push: Enough,
-    /// A shard that has missed so many updates, pulls or pushes is waited for.
-    pub max_stale: u64,
+    /// How far rounds and workers wait for slow shards.
+    pub weak: WeakSync,
     /// Faults that shards of this process bear on purpose, by their number.
     pub shard_faults: BTreeMap<u32, Arc<dyn ShardFaults>>,
     /// How gradients and parameters travel between workers and shards.
@@ -76,12 +72,30 @@ impl ServerConfig {
 
     /// Whether a shard may be left behind, by rounds, by pulls or by pushes.
     pub(crate) fn is_weak(&self) -> bool {
-        self.pull != Enough::All || self.push != Enough::All
+        self.weak.pull != Enough::All || self.weak.push != Enough::All
     }
 
     /// Whether something depends on the gradient noise scale.
     pub(crate) fn wants_noise(&self) -> bool {
         self.objective == Objective::Progress || self.update.scaling == LrScaling::AdaScale
+    }
+}
+
+/// Weak synchronisation: how far rounds and workers wait for slow shards.
+#[derive(Debug, Clone, Copy)]
+pub struct WeakSync {
+    /// The shards that a round needs, and the blocks whose newest values a worker needs.
+    pub pull: Enough,
+    /// The number of blocks on which a contribution must be complete to count.
+    pub push: Enough,
+    /// Updates, pulls or pushes that a shard may miss before it is waited for.
+    pub max_stale: u64,
+}
+
+impl Default for WeakSync {
+    /// Everybody waits for every shard.
+    fn default() -> Self {
+        WeakSync { pull: Enough::All, push: Enough::All, max_stale: 0 }
     }
 }
 

@@ -20,7 +20,8 @@ mod shard;
 mod workers;
 
 pub use config::{
-    CheckpointConfig, Limits, MissingToken, Placement, SavedState, ServerConfig, Start, check_bind,
+    CheckpointConfig, Limits, MissingToken, Placement, SavedState, ServerConfig, Start, WeakSync,
+    check_bind,
 };
 pub use faults::ShardFaults;
 pub use remote::{ShardConfig, serve_shard};

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use paceline_core::{Enough, Late, MAX_WORKERS, RoundConfig, Straggler};
+use paceline_core::{Enough, Late, MAX_WORKERS, RoundConfig};
 use paceline_params::{Clip, UpdateConfig};
 use paceline_policy::{Objective, PolicySpec};
 use paceline_wire::frame::MAX_BLOCK;
 use thiserror::Error;
 
-use crate::config::{Limits, Placement, ServerConfig};
+use crate::config::{Limits, Placement, ServerConfig, WeakSync};
 
 /// The most shards of a run. Each has a thread, and a connection from every worker.
 pub const MAX_SHARDS: u32 = 1024;
@@ -74,12 +74,8 @@ pub struct Rules<'a> {
     pub round: &'a RoundConfig,
     /// Shards and blocks.
     pub placement: &'a Placement,
-    /// On how many blocks a worker needs the newest values.
-    pub pull: Enough,
-    /// On how many blocks a contribution must be complete.
-    pub push: Enough,
-    /// Updates that a shard may miss.
-    pub max_stale: u64,
+    /// How far rounds and workers wait for slow shards.
+    pub weak: WeakSync,
     /// How an update is made.
     pub update: &'a UpdateConfig,
     /// When the run is over.
@@ -161,13 +157,13 @@ impl Rules<'_> {
     fn check_stragglers(&self) -> Result<(), ConfigError> {
         let RoundConfig { straggler, late, micro_batches, .. } = *self.round;
         needs(
-            straggler == Straggler::Salvage && micro_batches < 2,
+            straggler.counts_parts() && micro_batches < 2,
             "straggler salvage",
             "at least two micro-batches",
             "one has no part that could be finished",
         )?;
         needs(
-            late == Late::Fold && straggler != Straggler::Finish,
+            late == Late::Fold && !straggler.keeps_work(),
             "late fold",
             "--straggler finish",
             "other stragglers give up their work at the cut",
@@ -176,13 +172,13 @@ impl Rules<'_> {
 
     /// Where shards may be left behind, nothing may need all of them at once.
     fn check_weak(&self) -> Result<(), ConfigError> {
-        let all = match (self.pull, self.push) {
+        let all = match (self.weak.pull, self.weak.push) {
             (Enough::All, Enough::All) => return Ok(()),
             (_, Enough::All) => "--pull all",
             (Enough::All, _) => "--push all",
             _ => "--pull all and --push all",
         };
-        at_least_one("max-stale", self.max_stale)?;
+        at_least_one("max-stale", self.weak.max_stale)?;
         let (policy, lag) = (self.policy, self.policy.build().admissible_lag());
         let policy = format!("policy {policy}");
         let whole = [
@@ -195,7 +191,7 @@ impl Rules<'_> {
             needs(wanted, setting, all, why)?;
         }
         needs(
-            self.push != Enough::All && self.round.straggler == Straggler::Finish,
+            self.weak.push != Enough::All && self.round.straggler.keeps_work(),
             "straggler finish",
             "--push all",
             "a late contribution is dropped as a whole",
@@ -214,9 +210,7 @@ impl ServerConfig {
             objective: self.objective,
             round: &self.round,
             placement: &self.placement,
-            pull: self.pull,
-            push: self.push,
-            max_stale: self.max_stale,
+            weak: self.weak,
             update: &self.update,
             limits: &self.limits,
             deterministic: self.deterministic,
@@ -264,6 +258,8 @@ fn needs(lacks: bool, setting: &str, needs: &'static str, why: &str) -> Result<(
 mod tests {
     use paceline_params::{LrScaling, OptimizerSpec, Schedule};
 
+    use paceline_core::Straggler;
+
     use super::*;
 
     /// The settings of a small run that may be served.
@@ -272,9 +268,7 @@ mod tests {
         objective: Objective,
         round: RoundConfig,
         placement: Placement,
-        pull: Enough,
-        push: Enough,
-        max_stale: u64,
+        weak: WeakSync,
         update: UpdateConfig,
         limits: Limits,
         deterministic: bool,
@@ -293,9 +287,7 @@ mod tests {
                 ..RoundConfig::default()
             },
             placement: Placement { shards: 2, remote: false, block_elems: 128, staging_bytes: 1 },
-            pull: Enough::All,
-            push: Enough::All,
-            max_stale: 0,
+            weak: WeakSync::default(),
             update: UpdateConfig {
                 optimizer: OptimizerSpec::SGD,
                 learning_rate: 0.1,
@@ -314,9 +306,7 @@ mod tests {
             objective: settings.objective,
             round: &settings.round,
             placement: &settings.placement,
-            pull: settings.pull,
-            push: settings.push,
-            max_stale: settings.max_stale,
+            weak: settings.weak,
             update: &settings.update,
             limits: &settings.limits,
             deterministic: settings.deterministic,
@@ -367,10 +357,10 @@ mod tests {
     #[test]
     fn shards_that_may_be_left_behind_go_with_nothing_that_needs_all() {
         fn weak(s: &mut Settings) {
-            (s.push, s.max_stale) = (Enough::Auto, 8);
+            (s.weak.push, s.weak.max_stale) = (Enough::Auto, 8);
         }
         assert_eq!(error(weak), "");
-        assert_eq!(error(|s| s.pull = Enough::Auto), "max-stale must be at least 1");
+        assert_eq!(error(|s| s.weak.pull = Enough::Auto), "max-stale must be at least 1");
         let refused = |needs: &str, change: fn(&mut Settings)| {
             let error = error(|s| {
                 weak(s);
@@ -383,7 +373,7 @@ mod tests {
         refused("policy async needs --push all", |s| s.policy = PolicySpec::Stale(None));
         refused("straggler finish needs --push all", |s| s.round.straggler = Straggler::Finish);
         refused("late fold needs --pull all and --push all", |s| {
-            (s.pull, s.round.late, s.round.straggler) =
+            (s.weak.pull, s.round.late, s.round.straggler) =
                 (Enough::Auto, Late::Fold, Straggler::Finish);
         });
     }

@@ -313,7 +313,7 @@ const MISDEEDS: &[Misdeed] = &[
         let (base, _) = rogue.ready();
         push(rogue, base, 3);
     }),
-    ("a gradient in shared memory came inside a contribution", |rogue| {
+    ("a gradient in shared memory came inside contribution", |rogue| {
         let segments = segments();
         let files: Vec<_> = segments.iter().map(AsFd::as_fd).collect();
         share(rogue, &files);
@@ -322,7 +322,7 @@ const MISDEEDS: &[Misdeed] = &[
         let id = rogue.id(base);
         rogue.data[0].say(&ToData::Push { id, segment: 0 });
     }),
-    ("came after one from", |rogue| {
+    (" came after c", |rogue| {
         let segments = segments();
         let files: Vec<_> = segments.iter().map(AsFd::as_fd).collect();
         share(rogue, &files);

@@ -21,8 +21,8 @@ fn slow(config: &mut ServerConfig, faults: &str) {
 fn weak(pull: &str, max_stale: u64, rounds: u64) -> ServerConfig {
     let mut config = config(2);
     config.placement.shards = 4;
-    config.pull = pull.parse().unwrap();
-    config.max_stale = max_stale;
+    config.weak.pull = pull.parse().unwrap();
+    config.weak.max_stale = max_stale;
     slow(&mut config, "shard:1:25");
     config.limits.rounds = Some(rounds);
     config
@@ -102,7 +102,7 @@ fn all_shards_are_waited_for_unless_something_else_is_asked() {
 /// Four shards, of which one has a link that takes 50 ms for its part of the parameters.
 fn narrow(rule: &str, max_stale: u64, rounds: u64) -> ServerConfig {
     let mut config = weak(rule, max_stale, rounds);
-    config.push = config.pull;
+    config.weak.push = config.weak.pull;
     slow(&mut config, "shard-link:1:160kbit");
     config
 }
@@ -180,8 +180,8 @@ fn what_is_under_way_at_a_close_holds_up_nothing_later() {
     for (pull, push) in [("auto", "all"), ("all", "auto"), ("auto", "auto"), ("0.5", "0.5")] {
         let mut config = config(3);
         config.placement.shards = 4;
-        (config.pull, config.push) = (pull.parse().unwrap(), push.parse().unwrap());
-        config.max_stale = 8;
+        (config.weak.pull, config.weak.push) = (pull.parse().unwrap(), push.parse().unwrap());
+        config.weak.max_stale = 8;
         // Somebody is always on the way when a round closes.
         config.policy = "static:2".parse().unwrap();
         config.limits.rounds = Some(400);

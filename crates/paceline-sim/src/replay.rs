@@ -191,7 +191,7 @@ impl ReplayDriver<'_> {
             match event.kind {
                 EventKind::Cut { reason, trusts, stragglers, .. } => {
                     (cut, trusted) = (reason, trusts);
-                    if self.straggler == Straggler::Salvage {
+                    if self.straggler.counts_parts() {
                         self.salvage(&stragglers, opened);
                     }
                 }
@@ -214,7 +214,7 @@ impl ReplayDriver<'_> {
 
     /// Reports finished micro-batches, if stragglers are salvaged.
     fn report_progress(&mut self, opened: Time) {
-        if self.straggler != Straggler::Salvage {
+        if !self.straggler.counts_parts() {
             return;
         }
         let elapsed = self.now.since(opened).as_secs_f64();

@@ -403,7 +403,7 @@ impl<'a> Training<'a> {
             slot.free_at = task.stops(self.now);
             slot.busy += slot.free_at.since(task.began).as_secs_f64();
         }
-        let salvages = self.config.straggler == Straggler::Salvage;
+        let salvages = self.config.straggler.counts_parts();
         if salvages && task.done > 0 && self.coordinator.machine().phase() != Phase::Closed {
             self.contribute(worker, &task);
         } else {

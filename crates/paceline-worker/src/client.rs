@@ -133,7 +133,7 @@ pub fn run(
     let costs = costs.map(|costs| Costs::new(costs, job.batch));
     let balance = costs.clone().filter(|_| job.balance.is_some());
     // A gradient that later rounds admit is sent to its end.
-    let push_until = if job.straggler == Straggler::Finish { Until::End } else { Until::Close };
+    let push_until = if job.straggler.keeps_work() { Until::End } else { Until::Close };
     let (data, mut buffers) =
         DataPlane::connect(connect, config, &job, wait, &mailbox, push_until).map_err(join)?;
     let parts = job.micro_batches.max(1);
@@ -145,7 +145,7 @@ pub fn run(
     let gradient = buffers.remove(0);
     let outbox = Arc::new(Outbox::new(data, buffers, parts, until, job.norms));
     // Workers that finish, or whose work later rounds admit, get no cuts.
-    if until != Until::End && job.straggler != Straggler::Finish {
+    if until != Until::End && !job.straggler.keeps_work() {
         answer_cuts(Arc::clone(&outbox), Arc::clone(&mailbox), control.clone());
     }
     let mut runner = TaskRunner {

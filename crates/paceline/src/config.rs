@@ -12,7 +12,7 @@ use paceline_faults::FaultPlan;
 use paceline_nn::CostSpec;
 use paceline_params::{LrScaling, UpdateConfig};
 use paceline_policy::{Cutoff, Objective, PolicySpec};
-use paceline_server::{Limits, Placement};
+use paceline_server::{Limits, Placement, WeakSync};
 use paceline_wire::Transport;
 use serde::Serialize;
 use toml::de::DeTable;
@@ -239,6 +239,11 @@ impl RunConfig {
     /// else is asked for.
     pub(crate) fn lr_scaling(&self) -> LrScaling {
         self.update.lr_scaling.unwrap_or(usual_scaling(self.objective()))
+    }
+
+    pub(crate) fn weak_sync(&self) -> WeakSync {
+        let WeakSettings { pull, push, max_stale } = self.weak;
+        WeakSync { pull, push, max_stale }
     }
 
     pub(crate) fn placement(&self, remote: bool) -> Placement {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Phase, RoundMachine};
-use crate::{CutReason, EventKind, Straggler, Time, WorkerId, useless::USELESS};
+use crate::{CutReason, EventKind, Time, WorkerId, useless::USELESS};
 
 /// What keeps a round from being cut although the policy would.
 enum Hold {
@@ -103,8 +103,7 @@ impl RoundMachine {
         let grace = match stragglers.is_empty() {
             true => Duration::ZERO,
             false => {
-                let salvages =
-                    self.config.straggler == Straggler::Salvage && self.stops_stragglers();
+                let salvages = self.config.straggler.counts_parts() && self.stops_stragglers();
                 let pays = match salvages {
                     true => self.grace.worthwhile(&roster.view(now)),
                     false => Duration::ZERO,
@@ -130,7 +129,7 @@ impl RoundMachine {
         let useless = self.closed_without(&run_times, round.base());
         self.phase = Phase::Closed;
         self.contributions_mut().use_accepted();
-        if self.config.straggler != Straggler::Finish {
+        if !self.config.straggler.keeps_work() {
             let (oldest, cut) = (self.wait.roster.oldest_admissible(), self.cut_at);
             self.contributions_mut().take_older(oldest, cut);
         }

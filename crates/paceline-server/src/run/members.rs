@@ -66,9 +66,9 @@ impl Run {
             norms: self.config.wants_noise(),
             any_newer: self.core.machine().policy().admissible_lag() > 0,
             wire: self.config.wire,
-            pull: self.config.pull.to_string(),
-            partial_push: self.config.push != Enough::All,
-            max_stale: self.config.max_stale,
+            pull: self.config.weak.pull.to_string(),
+            partial_push: self.config.weak.push != Enough::All,
+            max_stale: self.config.weak.max_stale,
             layout: self.layout.clone(),
             shards: self.shards.addresses.clone(),
         }

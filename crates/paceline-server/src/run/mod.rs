@@ -32,7 +32,7 @@ use tokio::{
 };
 
 use crate::{
-    config::{MissingToken, ServerConfig, Start, check_listener},
+    config::{MissingToken, ServerConfig, Start, WeakSync, check_listener},
     credits::Credits,
     door::Door,
     input::Input,
@@ -238,8 +238,9 @@ impl Run {
         let policy = config.policy.build_with(&config.run_time_model, config.objective);
         let sizes: Vec<u32> =
             (0..layout.shards()).map(|shard| layout.shard_blocks(shard).len() as u32).collect();
-        let weak = wait_for_updates(config.pull, &sizes, config.max_stale);
-        for (flag, enough) in [("pull", config.pull), ("push", config.push)] {
+        let WeakSync { pull, push, max_stale } = config.weak;
+        let shard_wait = wait_for_updates(pull, &sizes, max_stale);
+        for (flag, enough) in [("pull", pull), ("push", push)] {
             if enough.needs_all(&sizes) {
                 tracing::warn!(
                     "--{flag} {enough}: with {} shards that is all of them, and a slow one is waited \
@@ -248,11 +249,12 @@ impl Run {
                 );
             }
         }
-        let mut core = Coordinator::new(round, policy, ledger, config.round.batch, weak, first);
+        let mut core =
+            Coordinator::new(round, policy, ledger, config.round.batch, shard_wait, first);
         if config.wants_noise() {
             core = core.with_noise(start.noise.clone());
         }
-        if let Some(rule) = wait_rule(config.push, &sizes, config.max_stale) {
+        if let Some(rule) = wait_rule(push, &sizes, max_stale) {
             core = core.with_partial_pushes(&sizes, rule);
         }
         let members = Members {

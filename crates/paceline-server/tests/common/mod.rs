@@ -19,7 +19,7 @@ use paceline_params::{
 };
 use paceline_policy::wait_for_answers;
 use paceline_server::{
-    Evaluator, Limits, Outcome, Placement, ServerConfig, ServerError, Start, serve,
+    Evaluator, Limits, Outcome, Placement, ServerConfig, ServerError, Start, WeakSync, serve,
 };
 use paceline_wire::{Tcp, Transport, message::Job};
 use paceline_worker::{Compute, Tally, WorkerConfig, WorkerError};
@@ -51,9 +51,7 @@ pub fn config(workers: usize) -> ServerConfig {
             quorum_grace: Duration::from_millis(300),
             ..RoundConfig::default()
         },
-        pull: paceline_core::Enough::All,
-        push: paceline_core::Enough::All,
-        max_stale: 0,
+        weak: WeakSync::default(),
         shard_faults: std::collections::BTreeMap::new(),
         placement: Placement { shards: 2, remote: false, block_elems: 128, staging_bytes: 1 << 30 },
         wire: WireType::F32,

@@ -73,7 +73,7 @@ pub(super) fn study(
     tell: impl Fn(usize, usize) + Sync,
 ) -> Result<Vec<ReplayRow>> {
     ensure!(
-        args.straggler != Straggler::Salvage || trace.micro_batches() > 1,
+        !args.straggler.counts_parts() || trace.micro_batches() > 1,
         "{}: salvage needs a trace with micro-batches (docs/traces.md), this one has whole run-times",
         trace.name()
     );

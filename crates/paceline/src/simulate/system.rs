@@ -174,11 +174,11 @@ fn policies(args: &SimulateArgs, shards: u32) -> Result<Vec<PolicySpec>> {
             "async and stale need --pull all and --push all: their gradients are of many versions",
         ),
         (
-            args.push != Enough::All && args.straggler == Straggler::Finish,
+            args.push != Enough::All && args.straggler.keeps_work(),
             "--straggler finish needs --push all: late contributions are dropped as a whole",
         ),
         (
-            args.straggler == Straggler::Salvage,
+            args.straggler.counts_parts(),
             "--system supports --straggler abort and finish, not salvage",
         ),
         (
