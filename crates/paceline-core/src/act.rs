@@ -1,4 +1,4 @@
-//! Acting on what the coordinator decided: one loop for the server and the simulators.
+//! Carrying out the coordinator's decisions: one loop for the server and the simulators.
 
 use crate::{
     BlockClose, Blocks, ContributionId, Coordinator, Event, EventKind, Round, RunTime, ShardId,
@@ -18,7 +18,7 @@ pub struct Accepted<'a> {
     pub loss: f64,
     /// The blocks that it is complete on.
     pub blocks: &'a Blocks,
-    /// What of it counts.
+    /// The share of its weight that counts.
     pub share: f64,
     /// When it was accepted.
     pub at: Time,
@@ -33,18 +33,18 @@ pub struct AcceptedPart {
     pub worker: WorkerId,
     /// The shard that holds the part.
     pub shard: ShardId,
-    /// What of it counts.
+    /// The share of its weight that counts.
     pub share: f64,
     /// When it was accepted.
     pub at: Time,
 }
 
-/// Carries out what a [`Coordinator`] decides: over sockets, or in simulated time.
+/// Carries out the decisions of a [`Coordinator`], over sockets or in simulated time.
 pub trait Driver {
     /// The coordinator that it drives.
     fn coordinator(&mut self) -> &mut Coordinator;
 
-    /// A round opens; the work of it is given next.
+    /// A round opens. Its work is given next.
     fn opened(&mut self, _round: Round, _at: Time) {}
 
     /// Workers are to compute gradients from `base`.
@@ -53,10 +53,10 @@ pub trait Driver {
     /// A contribution counts: the shards that hold its blocks may fold it.
     fn accept(&mut self, accepted: &Accepted<'_>);
 
-    /// Another shard's part of a contribution that counts has come, and counts there.
+    /// Another shard's part of an accepted contribution has arrived and counts on that shard.
     fn accept_part(&mut self, _part: &AcceptedPart) {}
 
-    /// A contribution came to nothing: shards that hold parts of it drop them.
+    /// A contribution will not be used: shards drop the parts that they hold of it.
     fn discard(&mut self, worker: WorkerId, id: ContributionId);
 
     /// Workers are to stop computing from `base`.
@@ -78,7 +78,7 @@ pub trait Driver {
     fn record(&mut self, _event: Event) {}
 }
 
-/// Acts on everything that the coordinator has decided. Returns whether there was anything.
+/// Acts on all pending decisions of the coordinator. Returns whether there were any.
 pub fn act(driver: &mut impl Driver) -> bool {
     let mut acted = false;
     while let Some(event) = driver.coordinator().poll_event() {

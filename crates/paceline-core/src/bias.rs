@@ -1,11 +1,12 @@
-//! Whether updates see samples as they are, or rather the cheap ones.
+//! Cost bias: how far the samples in the updates are cheaper than the samples handed out.
 
 use std::collections::BTreeMap;
 
 use crate::{ContributionId, Costs, EpochOrder, EventKind, OrderSpec, Portion, Work, WorkerId};
 
-/// Costs of what was handed out for each update and of what came into it, from a run's events. Cut
-/// early, a round has the samples of those who finished early: the cheap ones.
+/// Compares, from a run's events, the cost of the samples handed out for each update with the cost of the
+/// samples in it. A round that is cut early holds the samples of the workers that finished early: the cheap
+/// ones.
 #[derive(Debug)]
 pub struct CostBias {
     orders: OrderSpec,
@@ -37,7 +38,7 @@ impl Cost {
 }
 
 impl CostBias {
-    /// Of a run whose samples are visited in these orders and cost this.
+    /// Watches a run that visits its samples in these orders, at these costs.
     pub fn new(orders: OrderSpec, costs: Costs) -> CostBias {
         CostBias {
             orders,
@@ -51,7 +52,7 @@ impl CostBias {
         }
     }
 
-    /// Every event of the run, in order.
+    /// Takes in the next event. Needs every event of the run, in order.
     pub fn see(&mut self, event: &EventKind) {
         match event {
             EventKind::RoundStarted { work, .. } => work.iter().for_each(|work| self.give(work)),
@@ -59,7 +60,7 @@ impl CostBias {
             EventKind::Arrived { id, worker, weight, .. } => {
                 let given = self.given.remove(worker).filter(|(given, _)| given == id);
                 if let Some((_, portion)) = given {
-                    // What is done of a portion is its beginning.
+                    // A worker processes its portion from the start.
                     let (cost, samples) = self.cost(&portion, *weight as usize);
                     self.came.add(cost, samples);
                 }
@@ -70,8 +71,8 @@ impl CostBias {
         }
     }
 
-    /// By how much what is in an update costs more than what was handed out for it: the mean over
-    /// updates. Below zero, cheap samples are heard sooner than dear ones.
+    /// Mean over updates of (cost of a sample in the update / cost of a sample handed out) − 1. Negative
+    /// values mean that updates favour cheap samples.
     pub fn mean(&self) -> Option<f64> {
         (self.updates > 0).then(|| self.sum / f64::from(self.updates))
     }
@@ -142,7 +143,7 @@ mod tests {
         bias.see(&arrived(0, Round(0).base()));
         bias.see(&closed(Round(0)));
         assert_eq!(bias.mean(), Some(-0.5));
-        // With all of it there is none.
+        // A full round has no bias.
         bias.see(&EventKind::RoundStarted { round: Round(1), work: vec![work(0), work(1)] });
         bias.see(&arrived(0, Round(1).base()));
         bias.see(&arrived(1, Round(1).base()));

@@ -1,4 +1,4 @@
-//! Sets of blocks, and what closing one names.
+//! Sets of blocks, and the membership with which a set of blocks closes.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::WorkerId;
 
-/// Which blocks something is about. Without partial pushes it is always `All`.
+/// The blocks that a contribution or a close covers. Without partial pushes it is always `All`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Blocks {
@@ -26,12 +26,12 @@ impl Blocks {
         }
     }
 
-    /// Whether these are all.
+    /// Whether the set is `All`.
     pub fn is_all(&self) -> bool {
         *self == Blocks::All
     }
 
-    /// Takes `more` in.
+    /// Adds `more`.
     pub fn extend(&mut self, more: &Blocks) {
         match (self, more) {
             (Blocks::All, _) => {}
@@ -41,7 +41,7 @@ impl Blocks {
     }
 }
 
-/// The membership of a set of blocks, fixed when they close: who is in the sum, with what weight.
+/// The membership of a set of blocks, fixed when they close: the workers in the sum, with their weights.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BlockClose {
     /// The blocks that close with this membership.
@@ -56,8 +56,8 @@ impl BlockClose {
         self.members.iter().map(|&(_, weight)| weight).sum()
     }
 
-    /// What a shard that holds `blocks` alone needs of this close. It names no block one by one where
-    /// they all close alike, and nobody where none does.
+    /// The part of this close that a shard with `blocks` needs. `All` if all of `blocks` close with it;
+    /// without members if none does.
     pub fn within(&self, mut blocks: Range<u32>) -> BlockClose {
         let Blocks::Only(set) = &self.blocks else { return self.clone() };
         let here: BTreeSet<u32> = set.range(blocks.clone()).copied().collect();

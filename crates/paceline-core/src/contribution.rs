@@ -1,4 +1,4 @@
-//! A contribution: the work that a worker is given, and everything that becomes of it.
+//! A contribution: the work that a worker is given, and its states until it is used or dropped.
 //!
 //! The core owns the contribution from the moment it is handed out until its samples are used or
 //! returned. Its bytes never pass through the core: they stay with the shards, under its id.
@@ -33,40 +33,40 @@ pub struct Work {
     pub worker: WorkerId,
     /// The samples.
     pub portion: Portion,
-    /// Its samples came back so often that the round must wait for them.
+    /// Its samples were returned so often that the round must wait for them.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub waited_for: bool,
-    /// What a sample of it counts for in an update.
+    /// The weight of each of its samples in an update.
     #[serde(skip_serializing_if = "is_one", default = "one")]
     pub worth: f64,
 }
 
-/// A range of samples, and how often it was handed out in vain.
+/// A range of samples, and how often it was handed out without being used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeldRange {
     /// The samples.
     pub range: SampleRange,
-    /// How often they came back.
+    /// How often it was returned.
     pub returns: u32,
 }
 
-/// Samples for one worker, before they have become a contribution.
+/// Samples for one worker, before they become a contribution.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Handout {
     /// The worker.
     pub worker: WorkerId,
-    /// The samples, never none.
+    /// The samples. Never empty.
     pub ranges: Vec<HeldRange>,
     /// The round must wait for them.
     pub waited_for: bool,
-    /// What a sample of it counts for in an update.
+    /// The weight of each of its samples in an update.
     pub worth: f64,
-    /// The contribution that holds the same samples already. One of the two will count.
+    /// The contribution that already holds the same samples. One of the two will count.
     pub twin: Option<ContributionId>,
 }
 
 impl Handout {
-    /// A range that nobody had before.
+    /// A range that was not handed out before.
     pub fn new(worker: WorkerId, range: SampleRange) -> Handout {
         let ranges = vec![HeldRange { range, returns: 0 }];
         Handout { worker, ranges, waited_for: false, worth: 1.0, twin: None }
@@ -85,13 +85,13 @@ impl Handout {
     }
 }
 
-/// What a worker says of the gradient sum that it has put, or is putting, on the shards.
+/// A worker's report on the gradient sum that it has pushed, or is pushing, to the shards.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Announcement {
     /// The contribution.
     pub id: ContributionId,
-    /// Samples behind the sum. The update divides by the sum of weights, so unequal batches are
-    /// right by construction.
+    /// Samples behind the sum. The update divides by the sum of weights, so unequal batches are weighted
+    /// correctly.
     pub weight: f64,
     /// Sum of the loss over those samples.
     pub loss: f64,
@@ -99,28 +99,28 @@ pub struct Announcement {
     pub square: Option<f64>,
 }
 
-/// Where a contribution is in its life.
+/// The states of a contribution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Handed out; its worker has reported nothing of it.
+    /// Handed out. Its worker has reported nothing yet.
     Given,
     /// Its worker has finished some of its micro-batches.
     Computing,
-    /// Its worker has said what it pushes; some shards may hold their part.
+    /// Its worker has announced its weight and loss. Some shards may hold their part.
     Announced,
-    /// Complete on the shards, and waits for the next round to open.
+    /// Complete on the shards, waiting for the next round to open.
     Staged,
     /// In the sum of the open round.
     Accepted,
-    /// Its round closed without it, or another holder of its samples was sooner. Shards drop what
-    /// still comes of it.
+    /// Its round closed without it, or another holder of its samples was faster. Shards drop the parts that
+    /// still arrive.
     Late,
-    /// Nothing will come of it.
+    /// Its worker stopped or left.
     Abandoned,
 }
 
 impl State {
-    /// The law: which state may follow which.
+    /// The law: the states that may follow each state.
     pub fn may_become(self, next: State) -> bool {
         use State::{Abandoned, Accepted, Announced, Computing, Given, Late, Staged};
         match next {
@@ -134,7 +134,7 @@ impl State {
         }
     }
 
-    /// Whether its worker may still bring it into a round.
+    /// Whether it may still arrive in a round.
     pub fn may_arrive(self) -> bool {
         self.may_become(State::Late)
     }
@@ -171,32 +171,32 @@ pub struct Contribution {
     pub done: u32,
     /// When it reported the last of them.
     pub done_at: Time,
-    /// How many it reported first, and when.
+    /// The first progress report: micro-batches finished, and when.
     pub first: Option<(u32, Time)>,
-    /// What a sample of it counts for in an update.
+    /// The weight of each of its samples in an update.
     pub worth: f64,
     state: State,
-    /// What its worker said it pushes, and when.
+    /// The worker's announcement, and when it came.
     announced: Option<(Announcement, Time)>,
-    /// The round must not be cut without it: its samples came back too often.
+    /// The round must not be cut without it: its samples were returned too often.
     pub(crate) waited_for: bool,
-    /// The round must not be cut without it: a shard that may miss no more pushes owes its part.
+    /// The round must not be cut without it: a shard that may miss no more pushes has not received its part.
     pub(crate) awaits_shard: bool,
-    /// The shards that its round has.
+    /// The shards of its round.
     pub(crate) shards: Arc<BTreeSet<ShardId>>,
     /// The shards that hold their part.
     pub(crate) staged: BTreeSet<ShardId>,
     /// The blocks that it is complete on, once it is accepted.
     pub(crate) blocks: Blocks,
-    /// The samples that it stands for; none once they are used or returned.
+    /// The samples that it holds. Empty once they are used or returned.
     pub(crate) ranges: Vec<HeldRange>,
-    /// The other holder of the same samples.
+    /// The other contribution with the same samples.
     pub(crate) twin: Option<ContributionId>,
-    /// When its round was cut, if that closed without it.
+    /// When its round was cut, if the round closed without it.
     pub(crate) cut: Option<Time>,
-    /// What a sample of it counts for in its round, once it is accepted.
+    /// The weight of each of its samples in its round, once it is accepted.
     pub(crate) counts: f64,
-    /// It is accepted into a round after its own.
+    /// Whether it was accepted into a round after its own.
     pub(crate) folded: bool,
 }
 
@@ -233,32 +233,32 @@ impl Contribution {
         }
     }
 
-    /// Where it is in its life.
+    /// Its state.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// What its worker said it pushes.
+    /// Its worker's announcement, if there is one yet.
     pub fn announcement(&self) -> Option<&Announcement> {
         self.announced.as_ref().map(|(announcement, _)| announcement)
     }
 
-    /// When its worker said so.
+    /// When its worker announced it.
     pub fn announced_at(&self) -> Option<Time> {
         self.announced.map(|(_, at)| at)
     }
 
-    /// Samples behind it; none before it is announced.
+    /// Samples behind it. Zero before it is announced.
     pub fn weight(&self) -> f64 {
         self.announcement().map_or(0.0, |announcement| announcement.weight)
     }
 
-    /// Whether only a part of its work has come.
+    /// Whether it covers only a part of its samples.
     pub(crate) fn is_partial(&self) -> bool {
         self.weight() < f64::from(self.samples)
     }
 
-    /// Of so many micro-batches, those that a cut now could bring.
+    /// How many of `micro_batches` a cut now could salvage.
     pub(crate) fn finished(&self, micro_batches: u32) -> u32 {
         let share = |a: &Announcement| a.weight / f64::from(self.samples.max(1));
         let pushed = self.announcement().map_or(0, |announcement| {
@@ -276,7 +276,8 @@ impl Contribution {
         Ok(())
     }
 
-    /// The worker says what it pushes. Of a late contribution that is heard, and changes nothing.
+    /// The worker announces what it pushes. The announcement of a late contribution is recorded and changes
+    /// nothing.
     pub(crate) fn announce(
         &mut self,
         announcement: Announcement,
@@ -303,12 +304,12 @@ impl Contribution {
         Ok(())
     }
 
-    /// Whether every shard of its round holds its part, and its worker has said its weight.
+    /// Whether it is announced and every shard of its round holds its part.
     pub(crate) fn is_whole(&self) -> bool {
         self.announced.is_some() && self.shards.is_subset(&self.staged)
     }
 
-    /// How long it has taken by `now`: a lower bound where only a part of the work has come.
+    /// How long it has taken by `now`. A lower bound if it covers only a part of its samples.
     pub(crate) fn run_time(&self, now: Time) -> RunTime {
         let elapsed = now.since(self.started);
         match self.is_partial() {
@@ -338,7 +339,7 @@ impl Contribution {
 /// A contribution accepted into the open round, as policies see it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Arrival {
-    /// Whose contribution it is.
+    /// The worker.
     pub worker: WorkerId,
     /// Samples behind it.
     pub weight: f64,
@@ -346,7 +347,7 @@ pub struct Arrival {
     pub at: Time,
     /// How long it took; censored if only a part of the work was salvaged.
     pub run_time: RunTime,
-    /// The share of its work that came.
+    /// The share of its work that arrived.
     pub share: f64,
 }
 

@@ -1,4 +1,4 @@
-//! All contributions that are under way: the one table that says what each worker is at.
+//! The table of contributions under way: the only record of each worker's current work.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,16 +10,16 @@ use crate::{
     State, Time, Version, Work, WorkerId,
 };
 
-/// What the end of a contribution, or of a part of one, means for its samples.
+/// The effect of a contribution's end, or of the end of a part of it, on its samples.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum LedgerEntry {
-    /// An update has them.
+    /// An update contains them.
     Used { ranges: Vec<HeldRange>, salvaged: bool },
-    /// They go out again.
+    /// They are handed out again.
     Returned { ranges: Vec<HeldRange>, by: WorkerId },
-    /// Something came of what the worker was given last.
+    /// The worker's last work led to an accepted contribution.
     Delivered(WorkerId),
-    /// Nothing came of it.
+    /// The worker's last work was not used.
     Missed(WorkerId),
     /// The worker left.
     Left(WorkerId),
@@ -29,35 +29,35 @@ pub(crate) enum LedgerEntry {
 #[derive(Debug, Default)]
 pub(crate) struct Contributions {
     next: u64,
-    /// The one that each worker is at. It stays after its worker gave it up, until its round closes, and
-    /// after another holder of its samples was sooner, until its worker answers.
+    /// The current contribution of each worker. It stays after its worker gave it up, until its round closes.
+    /// It also stays after another holder of its samples was faster, until its worker answers.
     working: BTreeMap<WorkerId, Contribution>,
-    /// The newest that a close took from each worker, until the worker says what became of it.
+    /// The newest contribution that a close took from each worker, until the worker reports on it.
     late: BTreeMap<WorkerId, Contribution>,
     /// Complete between two rounds, in order of completion.
     staged: Vec<(Contribution, Arrival)>,
-    /// In the open round, or in the one that closed last.
+    /// Accepted into the open round, or into the round that closed last.
     accepted: Vec<Contribution>,
     words: BTreeMap<WorkerId, Words>,
     entries: Vec<LedgerEntry>,
-    /// Contributions that came to nothing while shards may hold parts of them.
+    /// Contributions that will not be used although shards may hold parts of them.
     discards: Vec<(WorkerId, ContributionId)>,
 }
 
-/// How far a worker has answered for what it was given.
+/// The newest contributions that a worker has answered for, or need not answer for.
 #[derive(Debug, Clone, Copy, Default)]
 struct Words {
     /// The newest contribution that it has announced or given up.
     spoken: Option<ContributionId>,
-    /// The newest that was forgotten before it had answered.
+    /// The newest contribution that was forgotten before the worker had answered.
     forgotten: Option<ContributionId>,
 }
 
 impl Contributions {
-    /// Hands out work on `base`, of a round that has these shards.
+    /// Hands out work on `base`, for a round on these `shards`.
     ///
     /// # Panics
-    /// If the worker is at something else.
+    /// If the worker already has work.
     pub(crate) fn give(
         &mut self,
         handout: Handout,
@@ -79,7 +79,7 @@ impl Contributions {
         Work { id, worker, portion, waited_for, worth }
     }
 
-    /// The contributions that workers are at, in worker order.
+    /// The current contributions of all workers, in worker order.
     pub(crate) fn working(&self) -> &BTreeMap<WorkerId, Contribution> {
         &self.working
     }
@@ -123,7 +123,7 @@ impl Contributions {
         self.accepted.iter_mut().find(|c| c.id == id && c.worker == worker)
     }
 
-    /// What a worker is at, or what a close took from it, by its id.
+    /// A worker's current contribution, or one that a close took from it, by its id.
     pub(crate) fn get(&self, worker: WorkerId, id: ContributionId) -> Option<&Contribution> {
         let at = [self.working.get(&worker), self.late.get(&worker)];
         at.into_iter().flatten().find(|contribution| contribution.id == id)
@@ -161,7 +161,7 @@ impl Contributions {
         Ok(known)
     }
 
-    /// Whether a report of a contribution that is not in the table may be true: it was forgotten.
+    /// Accepts a report of a contribution that is not in the table, if that contribution was forgotten.
     pub(crate) fn check_forgotten(
         &self,
         worker: WorkerId,
@@ -174,7 +174,7 @@ impl Contributions {
         }
     }
 
-    /// The worker has answered for `id`: it will say no more of what it was given before.
+    /// The worker has answered for `id`. It will not report on earlier work.
     pub(crate) fn speak(&mut self, worker: WorkerId, id: ContributionId) {
         self.words.entry(worker).or_default().spoken = Some(id);
         if self.late.get(&worker).is_some_and(|late| late.id < id)
@@ -190,7 +190,7 @@ impl Contributions {
         }
     }
 
-    /// Takes a contribution out of the table: it is complete, or came to nothing.
+    /// Takes a contribution out of the table: it is complete, or will not be used.
     pub(crate) fn remove(&mut self, worker: WorkerId, id: ContributionId) -> Option<Contribution> {
         let of = |c: &Contribution| c.id == id;
         if self.working.get(&worker).is_some_and(of) {
@@ -213,8 +213,8 @@ impl Contributions {
         std::mem::take(&mut self.staged)
     }
 
-    /// A complete contribution counts, by `counts` per sample. Samples that its worker did not reach
-    /// go out again.
+    /// A complete contribution counts, at `counts` per sample. Samples that its worker did not reach are
+    /// handed out again.
     pub(crate) fn accept(&mut self, mut contribution: Contribution, counts: f64) {
         contribution.become_state(State::Accepted).expect("it was announced");
         self.decide_twin(&mut contribution);
@@ -228,7 +228,7 @@ impl Contributions {
         self.accepted.push(contribution);
     }
 
-    /// Of two contributions that hold the same samples this one was sooner: the other is late.
+    /// `first` was faster than the other contribution with the same samples, which is now late.
     fn decide_twin(&mut self, first: &mut Contribution) {
         let Some(twin) = first.twin.take() else { return };
         if let Some(twin) = self.working.values_mut().find(|contribution| contribution.id == twin) {
@@ -239,7 +239,7 @@ impl Contributions {
         }
     }
 
-    /// A contribution that is not in the table any more will not be used: its samples go out again, unless
+    /// A contribution that has left the table will not be used. Its samples are handed out again, unless
     /// another worker holds them, too.
     pub(crate) fn release(&mut self, contribution: &mut Contribution) {
         let ranges = std::mem::take(&mut contribution.ranges);
@@ -260,7 +260,7 @@ impl Contributions {
         self.entries.push(LedgerEntry::Missed(contribution.worker));
     }
 
-    /// A close has fixed who is in the round: its samples are used.
+    /// A close has fixed the membership of the round: the samples of its members are used.
     pub(crate) fn use_accepted(&mut self) {
         let mut all: Vec<&mut Contribution> = self.accepted.iter_mut().collect();
         all.sort_by_key(|contribution| contribution.worker);
@@ -271,14 +271,14 @@ impl Contributions {
         }
     }
 
-    /// The next round opens: the last one's members are of no interest any more.
+    /// The next round opens and forgets the members of the last one.
     pub(crate) fn clear_accepted(&mut self) {
         self.accepted.clear();
-        // A machine without a ledger does not read them.
+        // A machine without a ledger never takes the entries.
         self.entries.clear();
     }
 
-    /// A close takes everything from before `oldest` from its workers. They may still speak of it.
+    /// A close takes all work from before `oldest` from its workers. They may still report on it.
     pub(crate) fn take_older(&mut self, oldest: Version, cut: Time) {
         let taken: Vec<Contribution> =
             self.working.extract_if(.., |_, c| c.base < oldest).map(|(_, c)| c).collect();
@@ -310,7 +310,7 @@ impl Contributions {
         self.entries.push(LedgerEntry::Left(worker));
     }
 
-    /// Whatever was computed from `base` or before counts on no further shard.
+    /// No further part of a contribution from `base` or before counts.
     pub(crate) fn give_up(&mut self, base: Version) {
         for contribution in self.working.values_mut().chain(self.late.values_mut()) {
             if contribution.base <= base && !contribution.staged.is_empty() {
@@ -321,7 +321,7 @@ impl Contributions {
         self.late.retain(|_, c| c.base > base || c.announcement().is_none());
     }
 
-    /// The samples that workers hold and that no update has, each once.
+    /// The samples that contributions hold and no update contains, each once.
     pub(crate) fn held(&self) -> impl Iterator<Item = crate::SampleRange> + '_ {
         let staged = self.staged.iter().map(|(contribution, _)| contribution);
         let all = self.working.values().chain(staged).chain(&self.accepted);

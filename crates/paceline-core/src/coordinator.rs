@@ -1,4 +1,4 @@
-//! The coordinator: round machine, data ledger and shards, as one sans-IO whole.
+//! The coordinator: round machine, data ledger and shards behind one sans-IO interface.
 //!
 //! The network server, the simulators and the tests drive it. They report what happened, call
 //! [`Coordinator::advance`], and act on its events ([`crate::act`]).
@@ -12,26 +12,26 @@ use crate::{
     pushes::{AwaitedPart, PartialPushes, WaitRule},
 };
 
-/// A worker that is nearly as fast as the median is given as much.
+/// A worker whose speed, relative to the median, exceeds this gets a whole portion.
 const EVEN: f64 = 0.87;
-/// The least share of a portion: a worker that is slower still is left to the cut.
+/// The least share of a portion. A slower worker gets this share, and the cut deals with the rest.
 const LEAST_SHARE: f64 = 1.0 / 16.0;
 
-/// Decides who computes what, what counts, and when a round ends.
+/// Decides which samples each worker gets, which contributions count, and when a round ends.
 pub struct Coordinator {
     machine: RoundMachine,
     ledger: Ledger,
-    /// Where contributions count before they are whole.
+    /// Set where contributions may count before they are whole.
     pushes: Option<PartialPushes>,
     /// Samples a worker is given per round.
     batch: u32,
     rebalance: bool,
     shards: Shards,
-    /// The shard that the next round waits for at its bound, if one is.
+    /// The shard at its staleness bound that the next round waits for, if there is one.
     awaited: Option<ShardId>,
-    /// Nothing of this version, or of an older one, is of use any more.
+    /// Parts of contributions from this version, or from an older one, no longer count.
     given_up: Option<Version>,
-    /// The shard whose parts this round's contributions wait for at the bound.
+    /// The shard at its staleness bound whose parts this round's contributions wait for.
     parts_awaited: Option<(Round, ShardId)>,
     noise: NoiseScale,
     /// When [`Self::advance`] was called last.
@@ -40,7 +40,7 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Rounds from `first` on over `shards`, each worker given `batch` samples a round.
+    /// Rounds from `first` on over `shards`. Each worker gets `batch` samples per round.
     pub fn new(
         config: RoundConfig,
         policy: Box<dyn Policy>,
@@ -68,13 +68,13 @@ impl Coordinator {
         }
     }
 
-    /// The same, but contributions count once they are complete on as many shards, of so many blocks
-    /// each, as the rule waits for. What comes to the others while the round is open counts there.
+    /// Contributions count once they are complete on as many shards as `rule` waits for; `blocks` gives the
+    /// number of blocks on each shard. Parts that reach the other shards while the round is open count there.
     pub fn with_partial_pushes(self, blocks: &[u32], rule: WaitRule) -> Self {
         Coordinator { pushes: Some(PartialPushes::new(blocks, rule)), ..self }
     }
 
-    /// The same, but with what was known of the noise before.
+    /// Continues with an earlier estimate of the noise scale.
     pub fn with_noise(mut self, noise: NoiseScale) -> Self {
         if let Some(scale) = noise.scale() {
             self.machine.hear_noise(scale);
@@ -82,37 +82,37 @@ impl Coordinator {
         Coordinator { noise, ..self }
     }
 
-    /// The round machine, to look at.
+    /// The round machine.
     pub fn machine(&self) -> &RoundMachine {
         &self.machine
     }
 
-    /// The shards, to look at.
+    /// The shards.
     pub fn shards(&self) -> &Shards {
         &self.shards
     }
 
-    /// The books, to look at.
+    /// The ledger.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// The books, checked from scratch.
+    /// The ledger's report, checked from scratch.
     pub fn report(&self) -> LedgerReport {
         self.ledger.report(self.machine.contributions().held())
     }
 
-    /// Contributions that came to nothing while shards may hold parts of them.
+    /// Takes the contributions that will not be used although shards may hold parts of them.
     pub fn take_discards(&mut self) -> Vec<(WorkerId, ContributionId)> {
         self.machine.contributions_mut().take_discards()
     }
 
-    /// The next thing that happened, in order.
+    /// The next event, in order.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// A worker is here.
+    /// A worker has joined.
     pub fn handle_join(
         &mut self,
         worker: WorkerId,
@@ -123,7 +123,7 @@ impl Coordinator {
         self.machine.handle_join(worker, name, now)
     }
 
-    /// A worker is gone; what it held goes to others.
+    /// A worker is gone. Its samples go to other workers.
     pub fn handle_leave(
         &mut self,
         worker: WorkerId,
@@ -146,7 +146,7 @@ impl Coordinator {
         self.pump();
     }
 
-    /// A straggler stopped, having pushed nothing or half. An error is the worker's.
+    /// A straggler stopped before its push was complete. An error is the worker's fault.
     pub fn handle_aborted(
         &mut self,
         worker: WorkerId,
@@ -161,7 +161,7 @@ impl Coordinator {
         Ok(())
     }
 
-    /// A worker says what it has put, or is putting, on the shards. An error is the worker's.
+    /// A worker announces what it has pushed, or is pushing, to the shards. An error is the worker's fault.
     pub fn handle_done(
         &mut self,
         worker: WorkerId,
@@ -175,7 +175,7 @@ impl Coordinator {
             return Ok(());
         }
         if self.is_given_up(worker, id) {
-            // Its worker has not heard of the close yet, and will not say that nothing comes of it.
+            // Its worker does not know of the close yet, and will not report that it stops.
             self.machine.contributions_mut().remove(worker, id);
             self.machine.contributions_mut().discard(worker, id);
             return Ok(());
@@ -185,8 +185,9 @@ impl Coordinator {
         Ok(())
     }
 
-    /// What a contribution is waited for on, where it may count before it is whole. What waits for a shard
-    /// at its bound must not be cut: it would be given up, and be no nearer.
+    /// Starts waiting for shards, where a contribution may count before it is whole. A contribution that
+    /// waits for a shard at its bound must not be cut: it would be given up, and the shard would be just as
+    /// stale.
     fn begin_push(&mut self, worker: WorkerId, id: ContributionId, now: Time) {
         let contribution = self.machine.contributions().get(worker, id);
         let Some((pushes, contribution)) = self.pushes.as_mut().zip(contribution) else { return };
@@ -199,8 +200,8 @@ impl Coordinator {
         }
     }
 
-    /// A shard holds its whole part of a contribution, checked. A part of one that came to nothing
-    /// meanwhile is of no use, and every shard that holds one may drop it.
+    /// A shard holds its whole, checked part of a contribution. If the contribution has been dropped
+    /// meanwhile, all shards that hold parts of it may drop them.
     pub fn handle_staged(
         &mut self,
         worker: WorkerId,
@@ -226,7 +227,7 @@ impl Coordinator {
     /// Lets a contribution arrive, if it is announced and enough shards hold their part.
     fn complete(&mut self, worker: WorkerId, id: ContributionId, now: Time) {
         let Some(contribution) = self.machine.contributions().get(worker, id) else { return };
-        // While nothing has come there is nothing to decide, which takes time.
+        // Skips the decision, which takes time, while no shard holds a part.
         if contribution.announcement().is_none() || contribution.staged.is_empty() {
             return;
         }
@@ -243,8 +244,8 @@ impl Coordinator {
         self.pump();
     }
 
-    /// Contributions that are under way and were computed from `base`, or before, are given up: their
-    /// workers deliver parts one by one and need not say what becomes of them.
+    /// Gives up contributions under way that were computed from `base` or before. Their workers deliver parts
+    /// one by one and need not report that they stop.
     pub fn give_up_parts(&mut self, base: Version) {
         self.given_up = Some(base);
         self.machine.contributions_mut().give_up(base);
@@ -255,13 +256,13 @@ impl Coordinator {
         contribution.is_some_and(|contribution| self.given_up >= Some(contribution.base))
     }
 
-    /// What is known of a worker's contribution, unless it has arrived or is forgotten.
+    /// A worker's contribution, unless it has arrived or is forgotten.
     pub fn contribution(&self, worker: WorkerId, id: ContributionId) -> Option<&Contribution> {
         self.machine.contributions().get(worker, id)
     }
 
-    /// A part comes of a contribution that has arrived or is not waited for any more: it still counts on
-    /// its shard, or is dropped.
+    /// A part arrives of a contribution that has arrived already or is no longer waited for. It still counts
+    /// on its shard, or is dropped.
     fn land(&mut self, worker: WorkerId, id: ContributionId, shard: ShardId, now: Time) {
         let is_fresh = self.shards.fresh().contains(&shard);
         let blocks = self.pushes.as_ref().and_then(|pushes| pushes.blocks_of(shard));
@@ -285,20 +286,20 @@ impl Coordinator {
         }
     }
 
-    /// What was due before comes first, in the books as well: a contribution that arrives after a close
-    /// that nobody has heard of yet is under way until then.
+    /// Carries out overdue decisions first, and enters them into the ledger. A contribution that arrives
+    /// after an overdue close stays under way until that close is entered.
     fn catch_up(&mut self, now: Time) {
         self.machine.catch_up(now);
         self.pump();
     }
 
-    /// A shard has applied the update it was told of last. An error is the shard's.
+    /// A shard has applied the last update that it was sent. An error is the shard's fault.
     pub fn handle_applied(&mut self, shard: ShardId, now: Time) -> Result<(), MachineError> {
         self.shards.answered(shard, now)
     }
 
-    /// Decides whether enough shards have applied the last update, so that the next round may open;
-    /// says whether it may. What the driver does for a new version it does before [`Self::advance`].
+    /// Decides whether enough shards have applied the last update for the next round to open. Returns whether
+    /// it may. The driver prepares the new version between this call and [`Self::advance`].
     pub fn settle(&mut self, now: Time) -> bool {
         let awaited = self.shards.advance(now);
         if let Some((shard, rounds)) = awaited.filter(|&(shard, _)| self.awaited != Some(shard)) {
@@ -309,7 +310,7 @@ impl Coordinator {
         self.shards.is_ready()
     }
 
-    /// The squared norm of the sum of the last round's gradients, where all shards had a part in it.
+    /// The squared norm of the last round's gradient sum. Call it only if all shards took part in the round.
     pub fn handle_square(&mut self, square: f64) {
         self.noise.observe(&self.machine.norms(), square);
         if let Some(scale) = self.noise.scale() {
@@ -317,22 +318,22 @@ impl Coordinator {
         }
     }
 
-    /// What is known of the noise, to go on from.
+    /// The state of the noise estimate, for a checkpoint.
     pub fn noise(&self) -> &NoiseScale {
         &self.noise
     }
 
-    /// The gradient noise scale, in samples, if workers report norms and enough is known.
+    /// The gradient noise scale, in samples, if workers report norms and the estimate exists.
     pub fn noise_scale(&self) -> Option<f64> {
         self.noise.scale()
     }
 
-    /// Nothing is urgent: the policy may think ([`RoundMachine::study`]).
+    /// Nothing is urgent: the policy may learn ([`RoundMachine::study`]).
     pub fn study(&mut self) {
         self.machine.study();
     }
 
-    /// Does what follows from all that was reported: opens a round, gives work, cuts, closes.
+    /// Carries out everything that follows from the reports so far: opens a round, gives work, cuts, closes.
     pub fn advance(&mut self, now: Time) {
         self.advanced = now;
         if self.settle(now) && self.machine.can_open(now) {
@@ -357,25 +358,25 @@ impl Coordinator {
         let idle = self.machine.idle();
         let shares = if self.rebalance { self.shares(&idle) } else { vec![1.0; idle.len()] };
         let mut wishes: Vec<(WorkerId, f64)> = idle.into_iter().zip(shares).collect();
-        // Samples that others returned go first to workers of whom something comes.
+        // Workers that delivered last time come first and so get the returned samples.
         wishes.sort_by_key(|&(worker, _)| !self.ledger.delivers(worker));
         let mut handouts: Vec<Handout> = Vec::new();
         for (worker, share) in wishes {
             let handout = self.take(worker, share, now);
-            // The same samples get one second holder.
+            // At most one second worker gets the same samples.
             let twin = handout.as_ref().and_then(|handout| handout.twin);
             let taken = |other: &Handout| twin.is_some() && other.twin == twin;
             handouts.extend(handout.filter(|_| !handouts.iter().any(taken)));
         }
         handouts.sort_by_key(|handout| handout.worker);
-        // What came since the last close may be all that is left of an epoch.
+        // The staged contributions may be the last ones of an epoch.
         if !handouts.is_empty() || self.machine.has_staged() {
             self.machine.open_on(self.shards.fresh().clone(), handouts, now);
         }
     }
 
-    /// What of a whole portion each of these workers is given: as much as it does in the time that the
-    /// median worker takes for all of it. Small differences are left to the cut.
+    /// The share of a whole portion for each of `workers`: as much as it computes in the time that the median
+    /// worker takes for a whole one. Small differences are left to the cut.
     fn shares(&self, workers: &[WorkerId]) -> Vec<f64> {
         let policy = self.machine.policy();
         let typical: Vec<Option<f64>> = workers.iter().map(|&w| policy.typical(w)).collect();
@@ -389,14 +390,13 @@ impl Coordinator {
         typical.into_iter().map(share).collect()
     }
 
-    /// Samples for `worker`: the ledger's, or, where it has none left, those of a contribution that is
-    /// overdue.
+    /// Samples for `worker`: from the ledger or, if it has none left, from an overdue contribution.
     fn take(&mut self, worker: WorkerId, share: f64, now: Time) -> Option<Handout> {
         let want = (share * f64::from(self.batch)).round().max(1.0) as u32;
         self.ledger.take(worker, want).or_else(|| self.machine.overdue(worker, now))
     }
 
-    /// Enters what the machine decided into the books and passes it on.
+    /// Enters the machine's decisions into the ledger and passes its events on.
     fn pump(&mut self) {
         for entry in self.machine.contributions_mut().take_entries() {
             self.ledger.enter(entry);

@@ -1,19 +1,19 @@
-//! What a shard did for a round, counted where it happened.
+//! Counters of a shard's work in a round.
 
 use std::{ops::AddAssign, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-/// What went through a shard from one published version to the next: that version's pulls, and the
-/// contributions that came meanwhile. Frames are those of data connections once they are let in.
+/// Traffic of a shard from one published version to the next: the pulls of that version, and the
+/// contributions that arrived meanwhile. Only frames of admitted data connections are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ShardCounts {
     /// Bytes from workers over sockets, headers included.
     pub bytes_in: u64,
     /// Bytes to workers over sockets.
     pub bytes_out: u64,
-    /// Bytes of gradients folded from, and of parameters published in, memory shared with workers:
-    /// once for each gradient and each pull. No socket carried them.
+    /// Bytes read through memory shared with workers instead of sockets: gradients folded and parameters
+    /// published, once per gradient and per pull.
     pub bytes_shared: u64,
     /// Frames from workers.
     pub frames_in: u64,
@@ -21,19 +21,19 @@ pub struct ShardCounts {
     pub frames_out: u64,
     /// Blocks of parameters sent, or pointed to in shared memory.
     pub blocks_fresh: u64,
-    /// Blocks of parameters not sent: whoever pulled keeps its last value.
+    /// Blocks of parameters not sent: the worker that pulled keeps its last values.
     pub blocks_stale: u64,
-    /// Blocks of gradients that are in the update elsewhere and did not come here in time.
+    /// Blocks of gradients that are in the update on other shards and did not arrive here in time.
     #[serde(default)]
     pub blocks_missed: u64,
-    /// Time in which contributions were added up.
+    /// Time spent on summing contributions.
     pub fold: Duration,
-    /// The most inputs that waited for the shard at once.
+    /// The most inputs that were queued for the shard at once.
     pub queue: u32,
 }
 
 impl AddAssign for ShardCounts {
-    /// Saturates: a shard of another process may say anything.
+    /// Saturates: a shard in another process may report any value.
     fn add_assign(&mut self, more: ShardCounts) {
         self.bytes_in = self.bytes_in.saturating_add(more.bytes_in);
         self.bytes_out = self.bytes_out.saturating_add(more.bytes_out);
@@ -51,12 +51,12 @@ impl AddAssign for ShardCounts {
 /// A shard's part in a round, or in all rounds of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ShardWork {
-    /// From the order to close to the word that the update is published, on the coordinator's clock.
+    /// From the close command to the report that the update is published, on the coordinator's clock.
     pub wait: Duration,
-    /// From a worker's word that it has finished to its part being here: the longest of a round.
+    /// The longest time in a round from a worker's announcement to the arrival of its part here.
     #[serde(default)]
     pub parts: Duration,
-    /// What went through it.
+    /// The shard's traffic.
     #[serde(flatten)]
     pub counts: ShardCounts,
 }

@@ -1,11 +1,11 @@
-//! How much of a version is enough, as users write it.
+//! The user's setting for how many blocks are enough.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// How many blocks must be fresh before a worker computes with them, or before a contribution counts:
-/// `all`, a share of them (`0.75`), or as many as are worth the wait (`auto`).
+/// The number of blocks that must be fresh before a worker computes with them, or complete before a
+/// contribution counts: `all`, a share of them (`0.75`), or as many as are worth the wait (`auto`).
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "Written")]
 pub enum Enough {
@@ -19,7 +19,7 @@ pub enum Enough {
 }
 
 impl Enough {
-    /// The least number of fresh blocks that shards with these numbers of blocks must have; at least 1.
+    /// The least number of fresh blocks, at least 1, given the number of `blocks` on each shard.
     pub fn least(self, blocks: &[u32]) -> u32 {
         let all: u32 = blocks.iter().sum();
         let share = match self {
@@ -32,7 +32,7 @@ impl Enough {
         least.clamp(1, all.max(1))
     }
 
-    /// Whether this is a share so large that none of these shards can be left out.
+    /// Whether this is a share so large that no shard can be left out.
     pub fn needs_all(self, blocks: &[u32]) -> bool {
         let all: u32 = blocks.iter().sum();
         let smallest = blocks.iter().min().copied().unwrap_or(0);

@@ -4,24 +4,24 @@ use thiserror::Error;
 
 use crate::{ContributionId, State, WorkerId};
 
-/// A report that cannot be true. Costs the connection it came over, nothing else.
+/// A report that cannot be true. It costs its connection and nothing else.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum MachineError {
-    /// Nobody by that number is live.
+    /// No live worker has this number.
     #[error("{0} is not a live worker")]
     Unknown(WorkerId),
-    /// A live worker has that number.
+    /// A live worker already has this number.
     #[error("{0} is already live")]
     AlreadyLive(WorkerId),
-    /// It was not given that contribution, or has said what became of it already.
+    /// The worker was not given this contribution, or has already reported its end.
     #[error("{worker} has no contribution {id}")]
     NotGiven {
         /// The worker.
         worker: WorkerId,
-        /// The contribution it spoke of.
+        /// The contribution that it reported on.
         id: ContributionId,
     },
-    /// It has announced the contribution already.
+    /// The worker has already announced the contribution.
     #[error("{worker} announced {id} twice")]
     AnnouncedTwice {
         /// The worker.
@@ -29,7 +29,7 @@ pub enum MachineError {
         /// The contribution.
         id: ContributionId,
     },
-    /// Nobody told it to stop.
+    /// The worker was not told to stop.
     #[error("{worker} gave up {id}, which its round waits for")]
     NotCut {
         /// The worker.
@@ -49,30 +49,30 @@ pub enum MachineError {
         /// The state that the report asks for.
         to: State,
     },
-    /// The weight is not a number of the samples it was given.
+    /// The weight is not between 0 and the number of samples that the worker was given.
     #[error("{worker} claims weight {weight} for {samples} samples")]
     BadWeight {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
-        /// What it claims.
+        /// The weight that it claims.
         weight: f64,
-        /// What it was given.
+        /// The number of samples that it was given.
         samples: u32,
     },
     /// The loss is not a finite number.
     #[error("{worker} reports a loss of {loss}")]
     BadLoss {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
-        /// What it reports.
+        /// The loss that it reports.
         loss: f64,
     },
     /// The squared norm of the gradient is negative or not a finite number.
     #[error("{worker} reports {square} as the squared norm of its gradient")]
     BadSquare {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
-        /// What it reports.
+        /// The squared norm that it reports.
         square: f64,
     },
 }

@@ -1,8 +1,8 @@
-//! The one event type: what the round machine decided and what its driver did, in order.
+//! The event type: decisions of the round machine and actions of its driver, in order.
 //!
-//! Log file, terminal, replay, reports and (later) the page all read these. The machine emits
-//! those that are decisions; a driver acts on exactly what it emits, so the record cannot differ
-//! from what was done.
+//! The log file, the terminal, replay and reports all read these events. The machine emits those that are
+//! decisions. A driver acts on exactly the events that the machine emits, so the record cannot differ from
+//! the run.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -13,17 +13,17 @@ use crate::{
     ShardWork, Time, Version, Work, WorkerId,
 };
 
-/// Something that happened, and when. One line of the event log.
+/// One line of the event log.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Event {
-    /// When, on the coordinator's clock.
+    /// The time, on the coordinator's clock.
     pub at: Time,
-    /// What.
+    /// The event.
     #[serde(flatten)]
     pub kind: EventKind,
 }
 
-/// What happened.
+/// The kinds of events, with their data.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum EventKind {
@@ -31,53 +31,53 @@ pub enum EventKind {
     RunStarted {
         /// The run's name.
         name: String,
-        /// The policy, as the user would write it.
+        /// The policy, as the user writes it.
         policy: String,
         /// Workers expected before the first round.
         workers: u32,
         /// Shards that hold the parameters.
         shards: u32,
-        /// Parameters in all.
+        /// Total number of parameters.
         parameters: u64,
         /// Samples in an epoch.
         samples: u32,
-        /// Samples used before this process began, by a run that it goes on with.
+        /// Samples used before this process began, by the run that it resumes.
         #[serde(default)]
         used: u64,
-        /// The first version: 0, or that of the checkpoint it resumed from.
+        /// The first version: 0, or the version of the checkpoint that it resumes from.
         version: Version,
         /// The most memory that staged contributions may take, over all shards.
         staging_bytes: u64,
     },
-    /// A worker is here and may be given work.
+    /// A worker has joined and may be given work.
     WorkerJoined {
-        /// Which.
+        /// The worker.
         worker: WorkerId,
-        /// Host and process, for people.
+        /// Host and process, for display.
         name: String,
     },
-    /// A worker is gone; its samples return to the ledger.
+    /// A worker is gone. Its samples return to the ledger.
     WorkerLeft {
-        /// Which.
+        /// The worker.
         worker: WorkerId,
-        /// Why.
+        /// The reason.
         why: LeaveReason,
     },
     /// A round opened: its version is published and these workers are computing.
     RoundStarted {
-        /// Which.
+        /// The round.
         round: Round,
-        /// Who was given which samples at its start.
+        /// The workers at its start, with their samples.
         work: Vec<Work>,
     },
     /// A worker became free and was given work inside a round that could not close without it.
     Enlisted {
         /// The round.
         round: Round,
-        /// Who was given which samples.
+        /// The worker and its samples.
         work: Work,
     },
-    /// A contribution is complete, on every shard or on as many as are waited for, and accepted into the
+    /// A contribution is complete, on every shard or on as many as are waited for, and is accepted into the
     /// open round.
     Arrived {
         /// The round it is counted in.
@@ -87,14 +87,14 @@ pub enum EventKind {
         id: ContributionId,
         /// The version it was computed from.
         base: Version,
-        /// Whose.
+        /// The worker.
         worker: WorkerId,
         /// Samples behind it.
         weight: f64,
-        /// What of that counts: 1, or less for a late one that was folded in.
+        /// The share of its weight that counts: 1, or less for a late contribution that was folded in.
         #[serde(skip_serializing_if = "is_one", default = "one")]
         share: f64,
-        /// Sum of the loss over them.
+        /// Sum of the loss over its samples.
         loss: f64,
         /// How long it took.
         run_time: RunTime,
@@ -102,107 +102,107 @@ pub enum EventKind {
         #[serde(skip_serializing_if = "Blocks::is_all", default)]
         blocks: Blocks,
     },
-    /// Another shard's part of a contribution that is accepted has come, and counts there.
+    /// Another shard's part of an accepted contribution has arrived and counts on that shard.
     Landed {
         /// The contribution.
         #[serde(default)]
         id: ContributionId,
         /// The version it was computed from.
         base: Version,
-        /// Whose.
+        /// The worker.
         worker: WorkerId,
-        /// Where.
+        /// The shard.
         shard: ShardId,
-        /// What of it counts.
+        /// The share of its weight that counts.
         #[serde(skip_serializing_if = "is_one", default = "one")]
         share: f64,
     },
-    /// A contribution came after its round had closed and is dropped.
+    /// A contribution arrived after its round had closed and is dropped.
     Late {
         /// The contribution.
         #[serde(default)]
         id: ContributionId,
         /// The version it was computed from.
         base: Version,
-        /// Whose.
+        /// The worker.
         worker: WorkerId,
-        /// Samples behind it, which nobody uses.
+        /// Samples behind it, none of which is used.
         weight: f64,
         /// How long it took.
         run_time: RunTime,
     },
-    /// A worker has finished a micro-batch, where they count one by one.
+    /// A worker has finished a micro-batch, in runs where micro-batches count one by one.
     Progress {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
         /// The version it works from.
         base: Version,
         /// Micro-batches it has finished.
         done: u32,
     },
-    /// A straggler stopped, having finished this many micro-batches.
+    /// A straggler stopped after `done` micro-batches.
     Aborted {
         /// The contribution.
         #[serde(default)]
         id: ContributionId,
         /// The version it was working from.
         base: Version,
-        /// Who.
+        /// The worker.
         worker: WorkerId,
         /// Micro-batches it had finished.
         done: u32,
     },
-    /// Another worker that holds the same samples was sooner. This one is told to stop; nothing of its
-    /// contribution will count.
+    /// Another worker with the same samples was faster. This one is told to stop, and its contribution will
+    /// not count.
     Superseded {
         /// The contribution.
         id: ContributionId,
-        /// Whose.
+        /// The worker.
         worker: WorkerId,
         /// The version it is computed from.
         base: Version,
-        /// The worker that was sooner.
+        /// The worker that was faster.
         by: WorkerId,
     },
     /// The round stops waiting. Stragglers are told.
     Cut {
-        /// Which round.
+        /// The round.
         round: Round,
-        /// Why now.
+        /// The reason.
         reason: CutReason,
-        /// What the policy trusts, if it weighs several things.
+        /// The component that the policy relies on, if it combines several.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         trusts: Option<String>,
         /// Contributions accepted so far.
         accepted: u32,
-        /// Those still working for it.
+        /// Workers still computing for it.
         stragglers: Vec<WorkerId>,
-        /// When the policy was asked, and how many had arrived by then. With these and the arrivals
-        /// a round can be re-driven to the same end.
+        /// When the policy was asked, and how many contributions had arrived by then. These times and the
+        /// arrivals are enough to replay a round to the same end.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         asked: Vec<(Time, u32)>,
     },
     /// The round's membership is fixed; nothing more is accepted into it.
     Closed {
-        /// Which round.
+        /// The round.
         round: Round,
         /// Members and weights, for all blocks or by block set.
         closes: Vec<BlockClose>,
-        /// The run-time of everyone who was given work in this round.
+        /// The run-time of each worker that was given work in this round.
         run_times: Vec<(WorkerId, RunTime)>,
     },
-    /// Nothing of a worker was used for so many rounds: it may as well be taken away.
+    /// No work of this worker was used for `rounds` rounds: it may as well be removed.
     Useless {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
-        /// What it is called.
+        /// Its name.
         #[serde(default)]
         name: String,
-        /// That many.
+        /// Rounds since its work was last used.
         rounds: u32,
     },
-    /// The open round has waited far longer than the rounds before it. Comes again whenever the wait
-    /// has doubled.
+    /// The open round has waited far longer than the rounds before it. Repeated whenever the wait has
+    /// doubled.
     Waiting {
         /// The round.
         round: Round,
@@ -211,40 +211,40 @@ pub enum EventKind {
         /// Workers that were given work in it and have not delivered, with their names.
         workers: Vec<(WorkerId, String)>,
     },
-    /// A shard has missed so many updates that the next round waits for it.
+    /// A shard has missed `rounds` updates, so the next round waits for it.
     ShardAwaited {
-        /// Which.
+        /// The shard.
         shard: ShardId,
-        /// That many.
+        /// Updates that it has missed.
         rounds: u64,
     },
     /// The update is applied, on every shard that is not left behind, and the new version published.
     Updated {
-        /// The round whose update it is.
+        /// The round that produced it.
         round: Round,
-        /// The version it made.
+        /// The version that it produced.
         version: Version,
         /// The learning rate used.
         learning_rate: f32,
         /// Norm of the mean gradient before clipping.
         gradient_norm: f64,
-        /// The gradient noise scale as estimated by now, in samples.
+        /// The current estimate of the gradient noise scale, in samples.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         noise_scale: Option<f64>,
         /// Mean loss of the samples used.
         loss: f64,
         /// Samples used.
         weight: f64,
-        /// Hash of all parameters of the new version, where the run asks for it.
+        /// Hash of all parameters of the new version, if the run asks for it.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         param_hash: Option<String>,
-        /// What each shard did for it, by its number.
+        /// The work of each shard for this update, by shard number.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         shards: Vec<ShardWork>,
     },
-    /// The parameters were measured on the test set.
+    /// The parameters were evaluated on the test set.
     Evaluated {
-        /// The version that was measured.
+        /// The version that was evaluated.
         version: Version,
         /// Mean loss.
         loss: f64,
@@ -255,35 +255,35 @@ pub enum EventKind {
     Checkpointed {
         /// The version it holds.
         version: Version,
-        /// Where.
+        /// Its path.
         path: PathBuf,
     },
     /// A checkpoint could not be written. The run goes on and tries again later.
     CheckpointFailed {
         /// The version it would have held.
         version: Version,
-        /// What was wrong.
+        /// The error.
         error: String,
     },
-    /// A connection was closed for what came over it; the run goes on.
+    /// A connection was closed because of an error on it. The run goes on.
     ConnectionClosed {
-        /// The peer, or the worker it spoke for.
+        /// The peer, or its worker.
         peer: String,
-        /// What was wrong.
+        /// The error.
         error: String,
     },
     /// The run is over.
     Stopped {
-        /// Why.
+        /// The reason.
         reason: StopReason,
-        /// What became of the samples.
+        /// Counts of used, dropped, requeued and salvaged samples.
         samples: SampleCounts,
-        /// What the ledger says.
+        /// The ledger's final report.
         ledger: LedgerReport,
     },
 }
 
-/// What most shares are.
+/// The default share.
 pub(crate) fn one() -> f64 {
     1.0
 }
@@ -300,11 +300,11 @@ pub enum LeaveReason {
     Finished,
     /// Its connection ended.
     Disconnected,
-    /// Nothing was heard of it for this long.
+    /// Nothing was received from it for this long.
     Silent(Duration),
-    /// It broke the protocol or sent what cannot be used.
+    /// It broke the protocol or sent unusable data.
     Misbehaved(String),
-    /// Its gradient or loss is not finite: it is at fault, or the training diverges.
+    /// Its gradient or loss is not finite: the worker is faulty, or the training diverges.
     NotFinite(String),
 }
 
@@ -323,18 +323,18 @@ impl fmt::Display for LeaveReason {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CutReason {
-    /// Nobody is left to wait for.
+    /// No worker is left to wait for.
     AllArrived,
-    /// As many came as the policy waits for.
+    /// As many contributions arrived as the policy waits for.
     Count {
-        /// That many.
+        /// The number of contributions.
         wanted: u32,
     },
-    /// The moment that the policy keeps.
+    /// The policy's deadline passed.
     Deadline,
-    /// No further wait for those still out was worth its time.
+    /// No further wait for the outstanding workers was worth its time.
     NotWorthWaiting {
-        /// How many were still out.
+        /// Outstanding workers.
         missing: u32,
     },
 }
@@ -356,23 +356,23 @@ impl fmt::Display for CutReason {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopReason {
-    /// The asked number of rounds is done.
+    /// The requested number of rounds is done.
     Rounds,
-    /// The asked number of epochs is done.
+    /// The requested number of epochs is done.
     Epochs,
-    /// The asked accuracy is reached.
+    /// The requested accuracy is reached.
     TargetAccuracy,
-    /// The asked loss is reached.
+    /// The requested loss is reached.
     TargetLoss,
     /// The time is up.
     TimeLimit,
-    /// Somebody asked it to stop.
+    /// The run was interrupted.
     Interrupted,
     /// Too few live workers for too long.
     QuorumLost {
         /// Live workers.
         live: u32,
-        /// Needed.
+        /// Live workers that the run needs.
         quorum: u32,
         /// How long it waited for more.
         grace: Duration,
@@ -384,7 +384,7 @@ pub enum StopReason {
 }
 
 impl StopReason {
-    /// Whether the run did what it was asked to (or was asked to stop).
+    /// Whether the run reached its goal or was interrupted on request.
     pub fn is_success(&self) -> bool {
         !matches!(
             self,

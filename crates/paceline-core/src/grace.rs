@@ -1,30 +1,28 @@
-//! How long what stragglers have finished is worth waiting for.
+//! The grace after a cut: how long a round waits for the finished micro-batches of stragglers.
 //!
-//! At the cut every straggler answers at once: it pushes the micro-batches that it has finished, or
-//! says that it has none; the one it is at is not waited for. How long answers take is learned. They
-//! are worth it if what the stragglers have said to have finished is more than the run makes in the
-//! meantime, λ times the usual wait; the grace itself is longer, for it ends when all who have
-//! finished something have answered, and only one of those who does not answer (stopped, or cut off)
-//! makes a round wait for its end. Who answers after longer than a round takes was stopped, and tells
-//! nothing of the others.
+//! At the cut every straggler answers at once: it pushes the micro-batches that it has finished, or reports
+//! that it has none. It abandons the micro-batch in progress. The run learns how long answers take. A grace
+//! pays if the stragglers report more finished samples than the run processes during the usual delay of an
+//! answer, at its throughput λ. The grace itself is longer than that delay: it ends early once all stragglers
+//! with finished work have answered, so it runs to its end only if one of them is suspended or disconnected.
+//! An answer that takes longer than a round comes from a suspended worker and is not learned from.
 
 use std::time::Duration;
 
 use crate::{RoundView, Time};
 
-/// Rounds that λ remembers, and answers that their delay does.
+/// Rounds that λ averages over, and answers that the delay averages over.
 const MEMORY: f64 = 30.0;
-/// Before any answer is known: this share of the round.
+/// The grace before the first answer, as a share of the round so far.
 const GUESS: f64 = 0.1;
-/// Usual deviations that an answer may be late.
+/// How late an answer may be, in mean deviations.
 const DEVIATIONS: f64 = 4.0;
-/// Usual deviations beyond which an answer counts as if it came then: it must not spoil the grace for
-/// all.
+/// Mean deviations at which a delay is clamped, so that one outlier does not lengthen every later grace.
 const FARTHEST: f64 = 8.0;
 /// The shortest grace.
 const LEAST: Duration = Duration::from_micros(100);
 
-/// What a run has learned of its own pace.
+/// The run's throughput, and the delay of stragglers' answers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Grace {
     weight: f64,
@@ -37,7 +35,7 @@ pub(crate) struct Grace {
 }
 
 impl Grace {
-    /// The grace, if one pays.
+    /// The grace, or zero if none pays.
     pub(crate) fn worthwhile(&self, view: &RoundView<'_>) -> Duration {
         let share = |done: u32| f64::from(done.min(view.partial)) / f64::from(view.partial);
         let finished: f64 = view
@@ -57,7 +55,7 @@ impl Grace {
         }
     }
 
-    /// A straggler's finished part is here, so long after the cut.
+    /// A straggler's finished part arrived this long after the cut.
     pub(crate) fn answered(&mut self, after: Duration) {
         let after = after.as_secs_f64();
         if self.rounds > 0.0 && after > self.seconds / self.rounds {
@@ -99,7 +97,7 @@ mod tests {
         grace.answered(ms(30));
         let (mean, off) = grace.delay.expect("answers came");
         assert!(mean < 0.003 && off < 0.001, "{mean} {off}");
-        // If all are that late, that is learned.
+        // If all answers are that late, the delay adapts.
         (0..300).for_each(|_| grace.answered(ms(30)));
         assert!(grace.delay.expect("answers came").0 > 0.025);
     }

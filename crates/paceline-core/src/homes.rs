@@ -1,13 +1,13 @@
-//! Where the data lives: with everybody, or each part of it with a worker.
+//! Homes of the data: one for all workers, or several with one part of the data each.
 
 use std::ops::Range;
 
 use crate::{SampleRange, WorkerId, home};
 
-/// The most that a sample counts for, and one over the least.
+/// The largest weight of a sample. The smallest is its inverse.
 const MOST_WORTH: f64 = 8.0;
 
-/// The parts of the data, what of each has not been handed out, and how much each is heard.
+/// The parts of the data, the rest of each that is not handed out, and how much of each was used.
 #[derive(Debug, Clone)]
 pub(crate) struct Homes {
     samples: u32,
@@ -18,14 +18,14 @@ pub(crate) struct Homes {
 #[derive(Debug, Clone)]
 struct Home {
     positions: Range<u32>,
-    /// Its next epoch's, or what is left of the present one's.
+    /// The samples not handed out in the home's current epoch, or all of its next epoch.
     fresh: SampleRange,
-    /// Samples of late that were used, an epoch's worth over all homes.
+    /// Recently used samples, averaged over one epoch's worth of samples across all homes.
     used: f64,
 }
 
 impl Homes {
-    /// So many equal parts, none of which has been touched from `epoch` on.
+    /// `homes` equal parts, with nothing handed out from `epoch` on.
     pub(crate) fn new(samples: u32, homes: u32, epoch: u32) -> Homes {
         let new = |part| {
             let positions = home(samples, part, homes);
@@ -35,7 +35,7 @@ impl Homes {
         Homes { samples, homes: (0..homes).map(new).collect(), reweighs: false }
     }
 
-    /// From now on what is heard less counts for more.
+    /// From now on, a sample from an underrepresented home weighs more.
     pub(crate) fn reweigh(&mut self) {
         self.reweighs = true;
     }
@@ -44,7 +44,7 @@ impl Homes {
         self.homes.len()
     }
 
-    /// The first epoch of which some home has handed out nothing or not all.
+    /// The first epoch that some home has not handed out completely.
     pub(crate) fn first_epoch(&self) -> u32 {
         self.homes.iter().map(|home| home.fresh.epoch).min().unwrap_or(0)
     }
@@ -58,12 +58,12 @@ impl Homes {
         self.homes[self.of(worker)].positions.contains(&position)
     }
 
-    /// What `worker`'s home has not handed out of its present epoch.
+    /// The samples of its current epoch that `worker`'s home has not handed out.
     pub(crate) fn fresh(&self, worker: WorkerId) -> SampleRange {
         self.homes[self.of(worker)].fresh
     }
 
-    /// The next of it, at most `want`.
+    /// Takes the next of these samples, at most `want`.
     pub(crate) fn take(&mut self, worker: WorkerId, want: u32) -> SampleRange {
         let home = self.of(worker);
         let Home { positions, fresh, .. } = &mut self.homes[home];
@@ -76,7 +76,7 @@ impl Homes {
         range
     }
 
-    /// What no home has handed out of an epoch that some have begun.
+    /// The samples of a begun `epoch` that no home has handed out.
     pub(crate) fn unread(&self, epoch: u32) -> impl Iterator<Item = SampleRange> {
         self.homes.iter().filter(move |home| home.fresh.epoch <= epoch).map(move |home| {
             let start = match home.fresh.epoch == epoch {
@@ -87,7 +87,7 @@ impl Homes {
         })
     }
 
-    /// A range in pieces that lie at one home each.
+    /// Splits a range into pieces that belong to one home each.
     pub(crate) fn split(&self, range: SampleRange) -> impl Iterator<Item = SampleRange> {
         let pieces = self.homes.iter().map(move |home| SampleRange {
             epoch: range.epoch,
@@ -102,7 +102,7 @@ impl Homes {
         if !self.reweighs {
             return;
         }
-        // What was used before an epoch's worth of samples counts by 1/e.
+        // A sample fades by 1/e once an epoch's worth of further samples is used.
         let fade = (-f64::from(range.len()) / f64::from(self.samples)).exp();
         for home in &mut self.homes {
             home.used *= fade;
@@ -112,8 +112,8 @@ impl Homes {
         }
     }
 
-    /// What a sample at `worker`'s home counts for: by how much less the home is heard than its share
-    /// of the data.
+    /// The weight of a sample at `worker`'s home: the home's share of the data over its share of the used
+    /// samples, within bounds.
     pub(crate) fn worth(&self, worker: WorkerId) -> f64 {
         if !self.reweighs {
             return 1.0;

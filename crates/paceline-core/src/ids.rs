@@ -1,4 +1,4 @@
-//! Identifiers: newtypes, so that a worker is never mistaken for a shard.
+//! Identifiers: newtypes, so that the compiler keeps workers and shards apart.
 
 use std::fmt;
 
@@ -22,13 +22,12 @@ macro_rules! id {
 }
 
 id!(
-    /// A process that computes gradients. Numbered from 0; a number is never shared by two live
-    /// workers.
+    /// A process that computes gradients. Numbered from 0. Two live workers never share a number.
     WorkerId(u32), "w"
 );
 id!(
-    /// One contribution of a run: the work that a worker is given, and all that becomes of it. Numbered
-    /// from 0 in the order in which the work is handed out; no number is used twice.
+    /// One contribution of a run. Numbered from 0 in the order in which work is handed out; no number is used
+    /// twice.
     ContributionId(u64), "c"
 );
 id!(

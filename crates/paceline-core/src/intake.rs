@@ -1,28 +1,28 @@
-//! A worker's parameters as they come in, where values of slow shards may be old.
+//! A worker's parameters as they arrive, where values of slow shards may be stale.
 //!
-//! What decides is one of [`Shards`]: who is asked for a version and answers too late for it is not
-//! waited for, and its values stay as they are until they come or are too old.
+//! The rule is that of [`Shards`]: the worker does not wait for a shard that answers too late, and keeps the
+//! shard's old values until new ones arrive or the old ones are too stale.
 
 use crate::{ShardId, Shards, Time, Version};
 
-/// What a worker has of every shard's values, and for which newer ones it waits.
+/// The version that a worker holds of each shard's values, and the newer versions that it waits for.
 pub struct Intake {
     wait: Shards,
     max_stale: u64,
-    /// The version of each shard's values that are here, unless they are of no use.
+    /// The version held of each shard's values, unless it is too stale.
     held: Vec<Option<Version>>,
-    /// A question of this shard is not answered yet.
+    /// Whether a request to this shard is pending.
     asked: Vec<bool>,
     wanted: Version,
-    /// Whose newest values are wanted.
+    /// The shards whose newest values are wanted.
     told: Vec<ShardId>,
-    /// Who does not have the wanted version.
+    /// The shards that do not have the wanted version.
     behind: Vec<u32>,
 }
 
 impl Intake {
-    /// New values are waited for as `wait` says, whose shards are asked anew each time; old ones are of
-    /// use for `max_stale` rounds.
+    /// Waits for new values as `wait` decides, which must request anew each time ([`Shards::asked_anew`]).
+    /// Old values may be used for `max_stale` rounds.
     pub fn new(wait: Shards, max_stale: u64) -> Intake {
         let shards = wait.count();
         Intake {
@@ -36,14 +36,14 @@ impl Intake {
         }
     }
 
-    /// Values of a shard will land that it was not asked for here.
+    /// A shard will send values that were not requested here.
     pub fn is_coming(&mut self, shard: ShardId) {
         self.asked[shard.0 as usize] = true;
     }
 
-    /// Work on `wanted` is to begin, which the shards that are `behind` do not have. Returns which
-    /// versions, or newer ones, are now to be asked for. Of those behind the values that are here do,
-    /// or whatever they have if those are too old.
+    /// Begins work on `wanted`, a version that the shards in `behind` do not have. Returns the requests to
+    /// send: each shard with the oldest version that it may answer with. For a shard in `behind` the held
+    /// values suffice; if they are too stale, it may answer with any version.
     pub fn want(&mut self, wanted: Version, behind: &[u32], now: Time) -> Vec<(ShardId, Version)> {
         self.wanted = wanted;
         self.behind = behind.to_vec();
@@ -66,15 +66,15 @@ impl Intake {
         wants
     }
 
-    /// A shard has answered with this version. Returns which is to be asked for next: it may have been on
-    /// the way for an older one.
+    /// A shard has answered with version `found`. Returns the version to request next, if that answer was to
+    /// an older request.
     pub fn landed(&mut self, shard: ShardId, found: Version, now: Time) -> Option<Version> {
         let index = shard.0 as usize;
         self.asked[index] = false;
         self.held[index] = Some(found.min(self.wanted));
         match self.wanted.0.saturating_sub(found.0) {
             0 => {
-                // One that is behind was not asked by the rule.
+                // A shard that is behind has no request under the rule.
                 let _ = self.wait.answered(shard, now);
                 None
             }
@@ -86,13 +86,13 @@ impl Intake {
         }
     }
 
-    /// Decides whether enough is here. Returns the shard that is waited for although the rule would not,
-    /// and how many rounds old its values are, if there is one.
+    /// Decides whether enough shards have answered. Returns the shard that is waited for only because of the
+    /// staleness bound, if there is one, and how many rounds old its values are.
     pub fn advance(&mut self, now: Time) -> Option<(ShardId, u64)> {
         self.wait.advance(now)
     }
 
-    /// Shards of which there is nothing of use.
+    /// Shards without usable values.
     pub fn missing(&self) -> impl Iterator<Item = ShardId> + '_ {
         let held = (0..).zip(&self.held);
         held.filter(|(_, held)| held.is_none()).map(|(shard, _)| ShardId(shard))
@@ -108,7 +108,7 @@ impl Intake {
         self.wait.next_wake()
     }
 
-    /// Shards that have the wanted version, of which older values are used.
+    /// Shards that have the wanted version while the worker uses older values.
     pub fn stale(&self) -> impl Iterator<Item = u32> + '_ {
         let held = (0..).zip(&self.held);
         let old = held.filter(|(_, held)| **held != Some(self.wanted)).map(|(shard, _)| shard);
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(intake.landed(slow, v(5), at(9)), None);
         assert!(ready(&mut intake, 9));
         for round in 6..8 {
-            // The slow one is on the way for version 6 all the time.
+            // The slow shard's answer to version 6 is on its way all the time.
             let asked = intake.want(v(round), &[], at(10 * round));
             assert_eq!(asked.contains(&(slow, v(6))), round == 6, "{asked:?}");
             intake.landed(quick, v(round), at(10 * round + 1));

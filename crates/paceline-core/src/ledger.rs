@@ -1,24 +1,22 @@
-//! The data ledger: which samples are whose, and that none is lost or used twice.
+//! The data ledger: tracks every sample, so that none is lost or used twice.
 //!
-//! The ledger speaks of positions in an epoch's order ([`crate::EpochOrder`]). It knows the ranges that
-//! are used and those that wait to be handed out; the ranges in between belong to contributions
-//! ([`crate::Contribution`]), whose ends are entered here. A range that came back goes out again before
-//! fresh ones, to another worker if there is a choice. A round waits for a range that came back
-//! `patience` times, so that no sample is starved by being slow; that wait has a bound, too
-//! (`patience.rs`).
+//! The ledger works with positions in an epoch's order ([`crate::EpochOrder`]). It knows the ranges that are
+//! used and those that wait to be handed out. The ranges in between belong to contributions
+//! ([`crate::Contribution`]), whose ends are entered here. A returned range is handed out again before fresh
+//! ones, to another worker if possible. A round waits for a range that was returned `patience` times, so that
+//! slow samples are not starved. That wait has a bound, too (`patience.rs`).
 //!
-//! Where data lives on workers ([`Ledger::with_homes`]) a range goes only to the worker at its home,
-//! so a home that is cut is heard less. Patience bounds how much less, and the ledger can weigh its
-//! contributions up by as much ([`Ledger::reweighing`]).
+//! Where data lives on workers ([`Ledger::with_homes`]), a range goes only to the worker at its home, so a
+//! home whose worker is cut is underrepresented. Patience bounds the loss, and the ledger can weight the
+//! home's contributions up to compensate ([`Ledger::reweighing`]).
 //!
-//! A sample is used once its round has closed with it: its gradient is in the update of every shard
-//! that the round has. Where shards may be left behind ([`crate::Shards`]), or where contributions count
-//! before they are whole ([`crate::Coordinator::with_partial_pushes`]), some blocks never see it. It is
-//! used all the same, once, and not handed out again for their sake: each block's update is a mean over
-//! the samples that reached it, and the log says which those were (`Closed`). So it is where a gradient
-//! in shared memory turns out not finite in part, which ends its worker. A contribution that
-//! reached too few blocks for its round is dropped whole, where it came as well, and its samples go
-//! out again.
+//! A sample is used once its round has closed with it: its gradient is in the update of every shard of the
+//! round. Some blocks never see it where shards may be left behind ([`crate::Shards`]) or where contributions
+//! count before they are whole ([`crate::Coordinator::with_partial_pushes`]). It is still used once, and is
+//! not handed out again for these blocks: each block's update is a mean over the samples that reached it, and
+//! the log lists them (`Closed`). The same holds where a gradient in shared memory turns out not to be finite
+//! in part, which ends its worker. A contribution that reached too few blocks for its round is dropped on all
+//! shards, and its samples are handed out again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -56,7 +54,7 @@ impl fmt::Display for SampleRange {
     }
 }
 
-/// What became of the samples so far.
+/// Counts of the samples so far, by outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SampleCounts {
     /// In an update.
@@ -65,24 +63,24 @@ pub struct SampleCounts {
     pub dropped: u64,
     /// Given back and handed out again.
     pub requeued: u64,
-    /// Of those used: what stragglers had finished when they were cut.
+    /// The part of the used samples that stragglers had finished when they were cut.
     #[serde(default)]
     pub salvaged: u64,
 }
 
-/// The books at one moment.
+/// The ledger's state at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LedgerReport {
     /// Epochs of which every sample was used exactly once.
     pub epochs: u32,
-    /// Whether the books balance: every sample of every begun epoch is used once, held by one
-    /// worker, or waiting; none twice, none lost.
+    /// Whether the ledger balances: every sample of every begun epoch is used once, held by one worker, or
+    /// waiting. None is lost or counted twice.
     pub balanced: bool,
     /// Ranges of begun epochs that are not used yet.
     pub unused: Vec<SampleRange>,
 }
 
-/// What cannot be in a ledger.
+/// Errors in a saved ledger.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LedgerError {
     /// A saved state does not fit this data set.
@@ -98,11 +96,11 @@ pub enum LedgerError {
     Damaged(SampleRange),
 }
 
-/// Hands out sample ranges and keeps account of them.
+/// Hands out sample ranges and accounts for them.
 #[derive(Debug, Clone)]
 pub struct Ledger {
     samples: u32,
-    /// Epochs that may be handed out; `None` is no end.
+    /// Epochs that may be handed out; `None` for no limit.
     limit: Option<u32>,
     patience: u32,
     /// Epochs completed, all numbered below `open`'s first.
@@ -112,7 +110,7 @@ pub struct Ledger {
     homes: Homes,
     /// Keyed by epoch and start, so older samples go first.
     returned: BTreeMap<(u32, u32), Returned>,
-    /// Of whom nothing came the last time.
+    /// Workers whose last work was not used.
     missed: BTreeSet<WorkerId>,
     counts: SampleCounts,
 }
@@ -124,7 +122,7 @@ struct Returned {
     by: WorkerId,
 }
 
-/// What a checkpoint keeps of a ledger. Ranges that were held go out again after a resume.
+/// The part of a ledger that a checkpoint keeps. Ranges that were held are handed out again after a resume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LedgerState {
     samples: u32,
@@ -133,17 +131,17 @@ pub struct LedgerState {
     counts: SampleCounts,
 }
 
-/// Stands for the worker that held a range when a resumed run had stopped.
+/// Placeholder for the worker that held a range when the resumed run stopped.
 const NOBODY: WorkerId = WorkerId(u32::MAX);
 
-/// The most ranges in a portion: many small ones are rather handed to several.
+/// The most ranges in a portion. More small ranges are spread over several workers.
 const MOST_RANGES: usize = 8;
 
 impl Ledger {
-    /// A range given back this often is waited for.
+    /// Returns after which a round waits for a range.
     pub const PATIENCE: u32 = 3;
 
-    /// Books for epochs of `samples` samples; at most `limit` epochs are handed out.
+    /// A ledger for epochs of `samples` samples. Hands out at most `limit` epochs.
     pub fn new(samples: u32, limit: Option<u32>) -> Self {
         Ledger {
             samples,
@@ -158,12 +156,12 @@ impl Ledger {
         }
     }
 
-    /// A range given back this often is waited for, instead of [`Self::PATIENCE`].
+    /// Returns after which a round waits for a range, instead of [`Self::PATIENCE`].
     pub fn with_patience(self, patience: u32) -> Self {
         Ledger { patience, ..self }
     }
 
-    /// The data lives on workers, in so many equal parts: worker `w` has part `w` modulo their number
+    /// The data lives on workers, in `homes` equal parts: worker `w` has part `w` modulo `homes`
     /// ([`crate::home`]).
     pub fn with_homes(mut self, homes: u32) -> Self {
         self.homes = Homes::new(self.samples, homes.max(1), self.homes.first_epoch());
@@ -177,13 +175,13 @@ impl Ledger {
         self
     }
 
-    /// What comes of a home that is heard less than its share of the data counts for more.
+    /// Weights contributions up where their home is used less than its share of the data.
     pub fn reweighing(mut self) -> Self {
         self.homes.reweigh();
         self
     }
 
-    /// The books of a saved run, over `samples` samples and up to `limit` epochs in all.
+    /// The ledger of a saved run, over `samples` samples and up to `limit` epochs in total.
     pub fn resume(
         state: &LedgerState,
         samples: u32,
@@ -200,7 +198,7 @@ impl Ledger {
                 return Err(LedgerError::Damaged(range));
             }
         }
-        // Whatever was not used waits; fresh ranges begin with the first epoch nobody has touched.
+        // Unused ranges wait; fresh ranges begin with the first untouched epoch.
         let begun = ledger.open.keys().next_back().map_or(state.complete, |last| last + 1);
         for epoch in state.complete..begun {
             for gap in ledger.gaps(epoch) {
@@ -214,7 +212,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// What a checkpoint must keep.
+    /// The state for a checkpoint.
     pub fn state(&self) -> LedgerState {
         let used = self.open.iter().flat_map(|(&epoch, used)| {
             used.iter().map(move |(&start, &end)| SampleRange { epoch, start, end })
@@ -234,24 +232,25 @@ impl Ledger {
         if ranges.is_empty() {
             return None;
         }
-        // Somebody else is waited for rather than one of whom nothing came the last time.
+        // If the worker's last work was not used, the round does not wait for it: another worker gets the
+        // samples next.
         let may_wait = self.delivers(worker) || !self.data_moves();
         let waited_for = may_wait && ranges.iter().any(|held| held.returns >= self.patience);
         let worth = self.homes.worth(worker);
         Some(Handout { worker, ranges, waited_for, worth, twin: None })
     }
 
-    /// Whether any worker may be given any sample.
+    /// Whether any worker may get any sample.
     pub(crate) fn data_moves(&self) -> bool {
         self.homes.count() == 1
     }
 
-    /// Whether anything came of what `worker` was given last.
+    /// Whether the last work of `worker` led to an accepted contribution.
     pub(crate) fn delivers(&self, worker: WorkerId) -> bool {
         !self.missed.contains(&worker)
     }
 
-    /// Ranges of one epoch that come to `want` samples, or to all there are.
+    /// Ranges of one epoch with `want` samples in total, or with all that are left.
     fn next_ranges(&mut self, worker: WorkerId, mut want: u32) -> Vec<HeldRange> {
         let mut ranges: Vec<HeldRange> = Vec::new();
         while want > 0 && ranges.len() < MOST_RANGES {
@@ -270,7 +269,7 @@ impl Ledger {
             self.limit.is_none_or(|limit| fresh.epoch < limit) && of_epoch(fresh.epoch);
         let at_home = |start: u32| self.homes.has(worker, start);
         let mine = |key: &(u32, u32)| of_epoch(key.0) && at_home(key.1);
-        // Nobody else can do what lives with one.
+        // With homes, only this worker can compute the range.
         let only = !self.data_moves();
         let others = self.returned.iter().find(|(key, r)| (only || r.by != worker) && mine(key));
         let own = || self.returned.iter().find(|(key, _)| !fresh_left && mine(key));
@@ -302,10 +301,10 @@ impl Ledger {
         HeldRange { range: SampleRange { epoch, start, end }, returns: back.returns }
     }
 
-    /// Enters what became of samples that were handed out.
+    /// Enters the outcome of samples that were handed out.
     ///
     /// # Panics
-    /// If a sample is used twice: of all contributions that hold it, one counts.
+    /// If a sample is used twice: only one of the contributions that hold it counts.
     pub(crate) fn enter(&mut self, entry: LedgerEntry) {
         match entry {
             LedgerEntry::Used { ranges, salvaged } => {
@@ -328,7 +327,7 @@ impl Ledger {
         }
     }
 
-    /// So many samples were computed in full and then not used.
+    /// `samples` samples were computed in full and then not used.
     pub(crate) fn count_dropped(&mut self, samples: u64) {
         self.counts.dropped += samples;
     }
@@ -388,19 +387,19 @@ impl Ledger {
         self.complete
     }
 
-    /// What became of the samples so far.
+    /// Counts of the samples so far, by outcome.
     pub fn counts(&self) -> SampleCounts {
         self.counts
     }
 
-    /// The books, checked from scratch, while workers hold these ranges.
+    /// The ledger's state, checked from scratch, while workers hold the ranges in `held`.
     pub fn report(&self, held: impl Iterator<Item = SampleRange>) -> LedgerReport {
         let unused: Vec<SampleRange> =
             self.open.keys().flat_map(|&epoch| self.gaps(epoch)).collect();
         LedgerReport { epochs: self.complete, balanced: self.balances(&unused, held), unused }
     }
 
-    /// Held, returned and fresh ranges of begun epochs must tile exactly what is not used.
+    /// Held, returned and fresh ranges of begun epochs must tile the unused samples exactly.
     fn balances(&self, unused: &[SampleRange], held: impl Iterator<Item = SampleRange>) -> bool {
         let mut pending: Vec<(u32, Range<u32>)> = Vec::new();
         pending.extend(held.map(|range| (range.epoch, range.start..range.end)));

@@ -1,9 +1,8 @@
-//! The sans-IO core of Paceline: what a round is, when it ends, and who holds which samples.
+//! The sans-IO core of Paceline: rounds, the rules that end them, and the ledger of samples.
 //!
-//! Nothing here reads a clock, a socket, a file or an environment variable (`clippy.toml` denies
-//! it): drivers hand in what happened and when, through `handle_*(…, now)`, and read what follows
-//! through [`Coordinator::poll_event`]. The network server, the simulator and the tests drive the
-//! same code.
+//! Nothing here reads a clock, a socket, a file or an environment variable (`clippy.toml` denies it). Drivers
+//! report events with their times through `handle_*(…, now)` and read decisions through
+//! [`Coordinator::poll_event`]. The network server, the simulator and the tests drive the same code.
 
 mod act;
 mod bias;

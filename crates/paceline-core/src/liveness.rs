@@ -1,25 +1,25 @@
-//! Liveness: who has been heard of lately. Slow is not dead; silent is.
+//! Liveness: when each worker or shard was last heard from. A slow worker is alive; a silent one is dead.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{Time, WorkerId};
 
-/// The last sign of life of every worker (or shard), from heartbeats or any other message.
+/// When the last heartbeat or other message of each worker (or shard) arrived.
 #[derive(Debug, Clone)]
 pub struct Liveness<Id = WorkerId> {
     timeout: Duration,
     heard: BTreeMap<Id, Time>,
-    /// When somebody last looked.
+    /// When [`Self::silent`] was called last.
     looked: Time,
 }
 
 impl<Id: Ord + Copy> Liveness<Id> {
-    /// Who is silent for longer than `timeout` counts as dead.
+    /// A worker or shard that is silent for longer than `timeout` counts as dead.
     pub fn new(timeout: Duration) -> Self {
         Liveness { timeout, heard: BTreeMap::new(), looked: Time::ZERO }
     }
 
-    /// `id` gave a sign of life.
+    /// A heartbeat or other message of `id` arrived.
     pub fn heard(&mut self, id: Id, now: Time) {
         self.heard.insert(id, now);
     }
@@ -29,9 +29,9 @@ impl<Id: Ord + Copy> Liveness<Id> {
         self.heard.remove(&id);
     }
 
-    /// Those who have been silent for too long, with how long. To be asked at least four times in
-    /// the timeout: time in which nobody listened does not count as silence, since what was said
-    /// meanwhile is still to be heard.
+    /// Those that have been silent for too long, with the length of their silence. Call this at least four
+    /// times per timeout. Time in which nobody listened does not count as silence, since messages sent
+    /// meanwhile are still queued.
     pub fn silent(&mut self, now: Time) -> Vec<(Id, Duration)> {
         let away = now.since(std::mem::replace(&mut self.looked, now));
         let held_up = away.saturating_sub(self.timeout / 4);
@@ -70,7 +70,7 @@ mod tests {
         let mut liveness = Liveness::new(Duration::from_secs(8));
         liveness.heard(WorkerId(1), Time::ZERO);
         assert!(liveness.silent(at(1)).is_empty());
-        // Held up for a minute, of which a quarter of the timeout counts.
+        // A minute without listening, of which only a quarter of the timeout counts.
         for second in 61..=66 {
             assert!(liveness.silent(at(second)).is_empty());
         }

@@ -1,4 +1,4 @@
-//! The gradient noise scale, from norms that a round has anyway (McCandlish et al. 2018; AdaScale).
+//! The gradient noise scale, from the norms that a round computes anyway (McCandlish et al. 2018; AdaScale).
 //!
 //! With contributions of bᵢ samples and gradient sums sᵢ that count wᵢ, B = Σ wᵢbᵢ and S = Σ wᵢsᵢ, the
 //! expectation of Σ wᵢ|sᵢ|²/bᵢ is B·|G|² + Σ wᵢ·tr Σ, and that of |S|² is B²·|G|² + V·tr Σ with V = Σ wᵢ²bᵢ.
@@ -24,7 +24,7 @@ const ENOUGH: usize = 5;
 /// Standard deviations from the median beyond which a round is left out. A normal exceeds them once in
 /// 1.7 million rounds, so the means of normal rounds stay unbiased.
 const DEVIATIONS: f64 = 5.0;
-/// The standard deviation of a normal, in median absolute deviations.
+/// The standard deviation of a normal distribution, in median absolute deviations.
 const PER_MAD: f64 = 1.4826;
 
 /// The norm of one contribution's gradient sum.
@@ -43,12 +43,12 @@ pub struct GradientNorm {
 struct Estimate {
     /// tr Σ̂.
     trace: f64,
-    /// |G|²^: negative where noise drowns the signal.
+    /// |G|²^: may be negative where noise exceeds the signal.
     square: f64,
 }
 
 impl Estimate {
-    /// From a round's contributions and the squared norm of their sum, if they say anything.
+    /// From a round's contributions and the squared norm of their sum; `None` if they determine no estimate.
     fn from_norms(norms: &[GradientNorm], sum: f64) -> Option<Estimate> {
         let possible = |norm: &GradientNorm| norm.samples > 0.0 && norm.square >= 0.0;
         if norms.len() < 2 || !norms.iter().all(possible) {
@@ -64,7 +64,7 @@ impl Estimate {
     }
 }
 
-/// A running estimate, to be kept with a checkpoint.
+/// A running estimate, which a checkpoint keeps.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NoiseScale {
@@ -74,8 +74,8 @@ pub struct NoiseScale {
 }
 
 impl NoiseScale {
-    /// Takes in a round's contributions and the squared norm of their sum. A single contribution says
-    /// nothing, and a round with an impossible norm is left out.
+    /// Takes in a round's contributions and the squared norm of their sum. A single contribution determines
+    /// no estimate, and a round with an impossible norm is skipped.
     pub fn observe(&mut self, norms: &[GradientNorm], sum: f64) {
         let Some(estimate) = Estimate::from_norms(norms, sum) else { return };
         self.rounds.push_back(estimate);
@@ -84,13 +84,13 @@ impl NoiseScale {
         }
         let trace = trimmed_mean(self.rounds.iter().map(|round| round.trace).collect());
         let square = trimmed_mean(self.rounds.iter().map(|round| round.square).collect());
-        // Where noise drowns the signal, the mean of |G|² can be negative: the last scale stays.
+        // Where noise exceeds the signal, the mean of |G|² can be negative: the last scale stays.
         if trace > 0.0 && square > 0.0 {
             self.scale = Some(trace / square);
         }
     }
 
-    /// 𝓑 in samples, once something is known of it.
+    /// 𝓑 in samples, once there is an estimate.
     pub fn scale(&self) -> Option<f64> {
         self.scale
     }
@@ -116,7 +116,7 @@ fn trimmed_mean(values: Vec<f64>) -> f64 {
     sum / weights
 }
 
-/// The upper median; puts the values in another order.
+/// The upper median. Reorders the values.
 fn median(values: &mut [f64]) -> f64 {
     *values.select_nth_unstable_by(values.len() / 2, f64::total_cmp).1
 }
@@ -133,9 +133,9 @@ mod tests {
     struct Known {
         rng: StdRng,
         round: u32,
-        /// How many of the six come late and count half.
+        /// How many of the six are late and count half.
         late: usize,
-        /// What the gradient is multiplied by.
+        /// Factor on the gradient.
         signal: f64,
     }
 

@@ -1,60 +1,62 @@
-//! The order in which an epoch visits the samples: a permutation known from seed and epoch alone.
+//! The order in which an epoch visits the samples: a permutation determined by seed and epoch alone.
 
 use std::{ops::Range, sync::Arc};
 
-/// How the orders of a run are made. The ledger speaks of positions in them, so a range of positions
-/// is a random subset of the samples, and every holder of this knows which.
+/// Generates the orders of a run. The ledger works with positions in them, so a range of positions is a
+/// random subset of the samples, and every holder of this spec knows which.
 ///
 /// The algorithms are part of the protocol: workers of different builds must agree on them.
 #[derive(Debug, Clone)]
 pub struct OrderSpec {
-    /// Of the run.
+    /// The run's seed.
     pub seed: u64,
     /// Samples in an epoch.
     pub samples: u32,
-    /// Equal parts of the data, each of which keeps its positions ([`home`]); 1 where all is everybody's.
+    /// Equal parts of the data, each of which keeps its positions ([`home`]); 1 where all workers share the
+    /// data.
     pub homes: u32,
-    /// By which batches are to be alike.
+    /// The costs by which batches are balanced, if they are.
     pub balance: Option<Costs>,
 }
 
-/// What makes samples differ in the time they take.
+/// The cost of each sample: its relative compute time.
 #[derive(Debug, Clone)]
 pub struct Costs {
     of: Arc<[f32]>,
     batch: u32,
-    /// Of a mean batch.
+    /// The cost of a mean batch.
     whole: f64,
 }
 
 impl Costs {
-    /// The cost of every sample, in any unit (its length, say), and how many make a batch.
+    /// `of` is the cost of every sample, in any unit (its length, say); `batch` is the number of samples per
+    /// batch.
     pub fn new(of: Arc<[f32]>, batch: u32) -> Costs {
         let sum: f64 = of.iter().copied().map(f64::from).sum();
         let whole = f64::from(batch) * sum / of.len().max(1) as f64;
         Costs { of, batch, whole }
     }
 
-    /// Tells costs apart: the order of an epoch depends on every one of them.
+    /// A hash of all costs: the order of an epoch depends on every one of them.
     pub fn fingerprint(of: &[f32]) -> u64 {
         of.iter().fold(of.len() as u64, |hash, cost| mix(hash ^ u64::from(cost.to_bits())))
     }
 
-    /// What these samples cost, next to a mean batch.
+    /// The cost of these samples, relative to a mean batch.
     pub fn share(&self, samples: &[u32]) -> f64 {
         let cost = |&sample: &u32| self.of.get(sample as usize).copied().map_or(0.0, f64::from);
         samples.iter().map(cost).sum::<f64>() / self.whole
     }
 }
 
-/// The positions, and the samples, of part `home` of `homes`.
+/// The positions of part `home` of `homes`, and its samples: both are this range.
 pub fn home(samples: u32, home: u32, homes: u32) -> Range<u32> {
     let start = |home: u32| (u64::from(samples) * u64::from(home) / u64::from(homes)) as u32;
     start(home)..start(home + 1)
 }
 
 impl OrderSpec {
-    /// Any order of all samples.
+    /// Orders of all samples, with neither homes nor balancing.
     pub fn new(seed: u64, samples: u32) -> OrderSpec {
         OrderSpec { seed, samples, homes: 1, balance: None }
     }
@@ -76,16 +78,16 @@ impl OrderSpec {
     }
 }
 
-/// Batches that cost about the same: each has one sample of every stratum of the cost. Of the dearest
-/// strata, which differ the most, whoever has had the most so far gets the least; the others are left
-/// to chance, so that an epoch's batches are not the last one's. Micro-batches are alike, too, as far as
-/// they can be.
+/// Batches of about equal cost: each has one sample of every stratum of the cost. In the most expensive
+/// strata, which differ the most, the batch with the highest cost so far gets the cheapest sample. The other
+/// strata are shuffled, so that each epoch has new batches. Micro-batches are balanced as far as possible,
+/// too.
 fn balanced(shuffled: &[u32], costs: &[f32], batch: usize, dice: &mut Dice) -> Vec<u32> {
     let batches = shuffled.len() / batch.max(1);
     let (whole, rest) = shuffled.split_at(batches * batch);
     let mut sorted = whole.to_vec();
     let cost = |sample: &u32| costs.get(*sample as usize).copied().unwrap_or(0.0);
-    // Stable: those of equal cost stay shuffled.
+    // Stable: samples of equal cost stay shuffled.
     sorted.sort_by(|a, b| cost(a).total_cmp(&cost(b)));
     let mut sums = vec![0.0; batches];
     for (i, stratum) in sorted.chunks_mut(batches.max(1)).enumerate().rev() {
@@ -97,11 +99,12 @@ fn balanced(shuffled: &[u32], costs: &[f32], batch: usize, dice: &mut Dice) -> V
         sums.iter_mut().zip(&*stratum).for_each(|(sum, sample)| *sum += cost(sample));
     }
     let mut order = Vec::with_capacity(shuffled.len());
-    // Neighbours are far apart in cost, so every run of them is a fair sample.
+    // In bit-reversed order, neighbours are far apart in cost, so every run of them is a representative
+    // sample.
     let mut strata: Vec<usize> = (0..batch).collect();
     strata.sort_by_key(|stratum| stratum.reverse_bits());
     for i in 0..batches {
-        // Did each batch begin with the same ones, those would be what salvage always has.
+        // If each batch began with the same strata, salvage would always get those.
         strata.rotate_left(dice.below(batch));
         order.extend(strata.iter().map(|stratum| sorted[stratum * batches + i]));
     }
@@ -109,7 +112,8 @@ fn balanced(shuffled: &[u32], costs: &[f32], batch: usize, dice: &mut Dice) -> V
     order
 }
 
-/// Gives the dearest of a stratum, which is in order of cost, to whoever has the least, and so on.
+/// Gives the most expensive sample of a stratum, which is sorted by cost, to the batch with the lowest cost
+/// so far, and so on.
 fn level(stratum: &mut [u32], sums: &[f32], cost: impl Fn(&u32) -> f32) {
     debug_assert!(
         stratum.is_sorted_by(|a, b| cost(a) <= cost(b)),
@@ -131,12 +135,12 @@ pub struct EpochOrder {
 }
 
 impl EpochOrder {
-    /// One that is of no epoch yet.
+    /// Placeholder before the first epoch.
     pub fn none() -> Self {
         EpochOrder { epoch: u32::MAX, samples: Vec::new() }
     }
 
-    /// The epoch this is the order of.
+    /// Its epoch.
     pub fn epoch(&self) -> u32 {
         self.epoch
     }

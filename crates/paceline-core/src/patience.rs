@@ -1,27 +1,27 @@
-//! How long a round waits for samples that came back too often, and an epoch for its last ones.
+//! Patience: the bound on waiting for samples that were returned too often, and for an epoch's last samples.
 //!
-//! A worker may hang while its heartbeats go on. Patience with it ends after a multiple of the usual
-//! run-time: the round is then cut without it, and its samples go to others. Where a straggler keeps its
-//! samples (`finish`, and policies that admit older versions), a second worker may hold them, too, from
-//! that moment on. Where data cannot move nobody else can do the work, so patience is greater.
+//! A worker may hang while its heartbeats continue. Patience with it ends after a multiple of the usual
+//! run-time: the round is then cut without it, and other workers get its samples. Where a straggler keeps its
+//! samples (`finish`, and policies that admit older versions), a second worker may get them, too, from that
+//! moment on. Where data cannot move, no other worker can do the work, so patience is longer.
 
 use std::time::Duration;
 
-/// Patience, in usual run-times.
+/// Patience, in multiples of the usual run-time.
 const FACTOR: f64 = 8.0;
 /// The same where data cannot move.
 const FACTOR_AT_HOME: f64 = 64.0;
-/// Patience never ends sooner.
+/// The shortest patience.
 const LEAST: Duration = Duration::from_millis(100);
-/// Run-times that the usual one remembers.
+/// Run-times that the usual run-time averages over.
 const MEMORY: f64 = 64.0;
 
-/// Knows how long work usually takes.
+/// Tracks how long work usually takes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Patience {
-    /// Samples live with one worker each.
+    /// Whether each sample is bound to one worker.
     at_home: bool,
-    /// Mean run-time of contributions that came whole, in seconds.
+    /// Mean run-time of whole contributions, in seconds.
     usual: Option<f64>,
 }
 
@@ -31,20 +31,21 @@ impl Patience {
         Patience { at_home: true, usual: None }
     }
 
-    /// A contribution came whole after this time.
+    /// A whole contribution arrived after this time.
     pub(crate) fn observe(&mut self, took: Duration) {
         let took = took.as_secs_f64();
         let usual = self.usual.unwrap_or(took);
         self.usual = Some(usual + (took - usual) / MEMORY);
     }
 
-    /// How long a contribution is waited for, from its start. Without end before any has come whole.
+    /// How long to wait for a contribution, from its start. `None`, without limit, before the first whole
+    /// one.
     pub(crate) fn duration(&self) -> Option<Duration> {
         let factor = if self.at_home { FACTOR_AT_HOME } else { FACTOR };
         self.usual.map(|usual| LEAST.max(Duration::from_secs_f64(usual * factor)))
     }
 
-    /// How long a contribution keeps its samples to itself, if another worker may hold them at all.
+    /// How long a contribution holds its samples alone, if a second worker may hold them at all.
     pub(crate) fn for_second_holder(&self) -> Option<Duration> {
         self.duration().filter(|_| !self.at_home)
     }

@@ -8,21 +8,21 @@ use crate::{Arrival, Contribution, CutReason, Round, RunTime, Time, Version, Wor
 ///
 /// Laws:
 /// - Pure and deterministic: the same calls give the same answers. Time and seeds are handed in.
-/// - Asked only while the round is open and somebody is still working for it. When nobody is, the
-///   machine cuts by itself; a worker that died never holds a round.
-/// - Run-times are as the coordinator's clock measured them, with each worker's load beside them: the
-///   share of a whole portion that it was given ([`RoundView::load`], [`RoundRecord::load`]).
+/// - Asked only while the round is open and some worker is still computing for it. Otherwise the machine cuts
+///   by itself; a dead worker never holds up a round.
+/// - Run-times are as the coordinator's clock measured them, with each worker's load beside them: the share
+///   of a whole portion that it was given ([`RoundView::load`], [`RoundRecord::load`]).
 ///   [`RunTime::per_portion`] is the only conversion between the two.
-/// - A cut is carried out once the quorum is met and every worker that the ledger waits for has
-///   arrived; until then the policy is asked again as they come.
+/// - A cut is carried out once the quorum is met and every worker that the ledger waits for has arrived.
+///   Until then the policy is asked again as they arrive.
 pub trait Policy: Send {
-    /// As the user would write it: `static:3`.
+    /// The policy as the user writes it: `static:3`.
     fn name(&self) -> String;
 
-    /// Asked after arrivals, when membership changes, and at the moments it asked to be woken.
+    /// Asked after arrivals, when membership changes, and at the times that the policy chose.
     fn decide(&mut self, view: &RoundView<'_>) -> Decision;
 
-    /// What it goes by at present, if it weighs several things: for people.
+    /// The component that the policy currently relies on, if it combines several. For display.
     fn trusts(&self, _participants: usize) -> Option<String> {
         None
     }
@@ -33,49 +33,50 @@ pub trait Policy: Send {
         0
     }
 
-    /// Asked once, at the cut: how long what stragglers have finished is waited for. They are
-    /// admitted inside this grace, and the round closes at its end, or when all have answered.
-    /// `pays` is the wait that is expected to pay; zero without salvage.
+    /// Asked once, at the cut: how long to wait for the finished work of stragglers. They are admitted within
+    /// this grace. The round closes at its end, or once all have answered. `pays` is the wait that is
+    /// expected to pay; zero without salvage.
     fn grace(&mut self, _view: &RoundView<'_>, pays: Duration) -> Duration {
         pays
     }
 
-    /// How long a worker takes for a whole portion, in seconds, as far as it is known.
+    /// How long a worker takes for a whole portion, in seconds, if known.
     fn typical(&self, _worker: WorkerId) -> Option<f64> {
         None
     }
 
-    /// A round closed. This is what there is to learn from. The next round waits for the answer:
-    /// what takes long belongs into [`Policy::study`].
+    /// A round closed, with this record to learn from. The next round waits for this call; expensive work
+    /// belongs in [`Policy::study`].
     fn closed(&mut self, _record: &RoundRecord<'_>) {}
 
-    /// A round is open, its workers have been sent off, and nothing is urgent: the time for expensive
-    /// learning. Called only while a round is open. Whether and when it is called there must change no
-    /// answer: a policy that was not called does the same when it is next asked.
+    /// A round is open, its workers are computing, and nothing is urgent: the time for expensive learning.
+    /// Called only while a round is open. The calls must not change any answer: a policy that was not called
+    /// does the same work when it is next asked.
     fn study(&mut self) {}
 
-    /// The gradient noise scale, in samples, as estimated after an update: heard between a close and the
+    /// The gradient noise scale, in samples, as estimated after an update. Called between a close and the
     /// next opening.
     fn noise(&mut self, _scale: f64) {}
 
-    /// A run-time that was censored when its round closed became known, or known better. `load` is
-    /// the share of a whole portion that the worker had been given.
+    /// A run-time that was censored when its round closed is now known, or has a better bound. `load` is the
+    /// share of a whole portion that the worker was given.
     fn late(&mut self, _worker: WorkerId, _base: Version, _run_time: RunTime, _load: f64) {}
 }
 
-/// What a policy answers.
+/// A policy's answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Decision {
-    /// Go on waiting. Whichever comes first asks again; a change of membership always does.
+    /// Keep waiting. Asked again at `until` or after `arrivals`, whichever comes first, and at every change
+    /// of membership.
     Wait {
-        /// Ask again at this moment.
+        /// Ask again at this time.
         until: Option<Time>,
         /// Ask again after this many more arrivals; 0 counts as 1.
         arrivals: usize,
     },
     /// Stop waiting.
     Cut {
-        /// Why now.
+        /// The reason.
         reason: CutReason,
     },
 }
@@ -90,23 +91,23 @@ impl Decision {
     }
 }
 
-/// What a policy sees of the open round.
+/// A policy's view of the open round.
 #[derive(Debug, Clone, Copy)]
 pub struct RoundView<'a> {
-    /// Which round.
+    /// The round.
     pub round: Round,
-    /// The moment of the question.
+    /// The current time.
     pub now: Time,
     /// When the round opened.
     pub opened: Time,
-    /// Those who have arrived, in order of arrival.
+    /// The arrivals, in order.
     pub arrivals: &'a [Arrival],
     /// The least number of contributions that a round may close with.
     pub quorum: usize,
-    /// Micro-batches of a worker that count one by one at the cut (salvage); 1 where a contribution
-    /// is all or nothing.
+    /// Micro-batches of a worker that count one by one at the cut (salvage); 1 where a contribution counts
+    /// only as a whole.
     pub partial: u32,
-    /// Samples of a whole portion; 0 where all portions are alike.
+    /// Samples of a whole portion; 0 where all portions are equal.
     pub(crate) batch: u32,
     pub(crate) working: &'a BTreeMap<WorkerId, Contribution>,
     pub(crate) oldest: Version,
@@ -114,12 +115,12 @@ pub struct RoundView<'a> {
 }
 
 impl<'a> RoundView<'a> {
-    /// Whether the round has just opened: the question that comes with every opening.
+    /// Whether the round has just opened. The policy is asked at every opening.
     pub fn is_opening(&self) -> bool {
         self.now == self.opened && self.arrivals.is_empty()
     }
 
-    /// The share of a whole portion that `samples` are.
+    /// The share of a whole portion that `samples` make up.
     pub fn load(&self, samples: f64) -> f64 {
         match self.batch {
             0 => 1.0,
@@ -136,17 +137,17 @@ impl<'a> RoundView<'a> {
             .map(|(&worker, work)| (worker, work))
     }
 
-    /// How many may still arrive.
+    /// How many workers may still arrive.
     pub fn outstanding_count(&self) -> usize {
         self.outstanding
     }
 
-    /// Those who have arrived and those who may.
+    /// The number of workers that have arrived or may still arrive.
     pub fn participants(&self) -> usize {
         self.arrivals.len() + self.outstanding
     }
 
-    /// The answer of whoever waits for `count` of the participants: at least one, at most all.
+    /// The answer of a policy that waits for `count` of the participants, at least one and at most all.
     pub fn wait_for(&self, count: usize) -> Decision {
         let wanted = count.clamp(1, self.participants().max(1));
         match wanted.saturating_sub(self.arrivals.len()) {
@@ -156,7 +157,7 @@ impl<'a> RoundView<'a> {
     }
 }
 
-/// A closed round, kept until there is time to learn from it.
+/// A closed round's record, kept until there is time to learn from it.
 #[derive(Debug, Clone)]
 pub struct KeptRecord {
     record: RoundRecord<'static>,
@@ -180,7 +181,7 @@ impl RoundRecord<'_> {
         found.map_or(1.0, |index| self.loads[index].1)
     }
 
-    /// The same, to be kept.
+    /// An owned copy.
     pub fn keep(&self) -> KeptRecord {
         KeptRecord {
             record: RoundRecord { run_times: &[], salvaged: &[], loads: &[], ..*self },
@@ -191,10 +192,10 @@ impl RoundRecord<'_> {
     }
 }
 
-/// A closed round, as a policy learns from it.
+/// The record of a closed round, from which a policy learns.
 #[derive(Debug, Clone, Copy)]
 pub struct RoundRecord<'a> {
-    /// Which round.
+    /// The round.
     pub round: Round,
     /// When it opened.
     pub opened: Time,
@@ -202,10 +203,10 @@ pub struct RoundRecord<'a> {
     pub cut: Time,
     /// When its membership was fixed.
     pub closed: Time,
-    /// Samples behind all that was accepted.
+    /// Samples behind all accepted contributions.
     pub weight: f64,
-    /// The run-time of every worker that was given work in this round, in worker order. Censored
-    /// where the worker was cut, whether or not its finished part was salvaged.
+    /// The run-time of every worker that was given work in this round, in worker order. Censored if the
+    /// worker was cut, whether or not its finished part was salvaged.
     pub run_times: &'a [(WorkerId, RunTime)],
     /// For every worker whose finished part was salvaged, the share of its work in that part.
     pub salvaged: &'a [(WorkerId, f64)],

@@ -1,4 +1,4 @@
-//! A portion of samples: what one worker computes in one round.
+//! A portion of samples: one worker's work in one round.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{EpochOrder, SampleRange};
 
-/// Ranges of one epoch, in order, none empty. Usually one; more where others left some undone.
+/// Ranges of one epoch, in order, none empty. Usually one; more where it takes up returned ranges.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Portion(Vec<SampleRange>);
@@ -17,7 +17,7 @@ impl Portion {
         Portion(vec![range])
     }
 
-    /// Adds a range, if it is of the same epoch; says whether.
+    /// Adds a range if it belongs to the same epoch. Returns whether it did.
     pub fn push(&mut self, range: SampleRange) -> bool {
         let Some(last) = self.0.last_mut() else { return false };
         match (last.epoch == range.epoch, last.end == range.start) {
@@ -33,18 +33,18 @@ impl Portion {
         &self.0
     }
 
-    /// How many samples.
+    /// Number of samples.
     #[expect(clippy::len_without_is_empty, reason = "a portion is never empty")]
     pub fn len(&self) -> u32 {
         self.0.iter().map(SampleRange::len).fold(0, u32::saturating_add)
     }
 
-    /// The epoch; `None` of what came over the wire with no ranges.
+    /// The epoch; `None` for a portion without ranges, which only the wire can produce.
     pub fn epoch(&self) -> Option<u32> {
         self.0.first().map(|range| range.epoch)
     }
 
-    /// The sample numbers in the epoch's order; `None` if the portion is not of that order.
+    /// The sample numbers in the epoch's order; `None` if the portion does not fit that order.
     pub fn samples(&self, order: &EpochOrder) -> Option<Vec<u32>> {
         let mut samples = Vec::new();
         for range in &self.0 {

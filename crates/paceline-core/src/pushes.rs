@@ -7,11 +7,11 @@ use std::{
 
 use crate::{Blocks, Contribution, ContributionId, ShardId, Shards, Time, WorkerId};
 
-/// Makes what decides, for one worker, how long shards are waited for: with the parts of its
-/// contributions, or with values that it pulls.
+/// Creates the wait for shards of one worker: for the parts of its contributions, or for the values that it
+/// pulls.
 pub type WaitRule = Box<dyn Fn() -> Shards + Send>;
 
-/// The rule by which contributions count before they are whole, and how far each worker's last one is.
+/// The rule by which contributions count before they are whole, and the progress of each worker's last one.
 pub(crate) struct PartialPushes {
     rule: WaitRule,
     /// Each shard's blocks.
@@ -19,7 +19,7 @@ pub(crate) struct PartialPushes {
     pushes: BTreeMap<WorkerId, Push>,
 }
 
-/// A contribution that does not count before a shard at its bound has its part.
+/// A contribution that counts only once a shard at its staleness bound holds its part.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AwaitedPart {
     pub(crate) shard: ShardId,
@@ -27,15 +27,15 @@ pub(crate) struct AwaitedPart {
     pub(crate) missed: u64,
 }
 
-/// How far a worker's last contribution has come.
+/// The progress of a worker's last contribution.
 struct Push {
     id: ContributionId,
     shards: Shards,
 }
 
 impl PartialPushes {
-    /// Contributions count once they are complete on as many shards, of so many blocks each, as the
-    /// rule waits for.
+    /// Contributions count once they are complete on as many shards as `rule` waits for; `blocks` gives the
+    /// number of blocks on each shard.
     pub(crate) fn new(blocks: &[u32], rule: WaitRule) -> PartialPushes {
         let ends = blocks.iter().scan(0, |end, &blocks| {
             let start = *end;
@@ -45,7 +45,7 @@ impl PartialPushes {
         PartialPushes { rule, blocks: ends.collect(), pushes: BTreeMap::new() }
     }
 
-    /// A contribution was announced. Returns the shard that it has to wait for, if one is at its bound.
+    /// A contribution was announced. Returns the shard at its bound that it must wait for, if there is one.
     pub(crate) fn begin(&mut self, contribution: &Contribution, now: Time) -> Option<AwaitedPart> {
         let &Contribution { id, worker, .. } = contribution;
         let new = || Push { id, shards: (self.rule)() };
@@ -53,13 +53,13 @@ impl PartialPushes {
         push.id = id;
         push.shards.update(|shard| contribution.shards.contains(&shard), now);
         for &shard in &contribution.staged {
-            // A part of it may have come before the shard was left out.
+            // A part may have arrived before the shard was left out.
             let _ = push.shards.answered(shard, now);
         }
         push.shards.at_bound().map(|(shard, missed)| AwaitedPart { shard, missed })
     }
 
-    /// A shard holds its part of a contribution, which counts there or came too late.
+    /// A shard holds its part of a contribution. The part counts there, or came too late.
     pub(crate) fn answered(
         &mut self,
         worker: WorkerId,
@@ -69,7 +69,7 @@ impl PartialPushes {
         now: Time,
     ) {
         if let Some(push) = self.pushes.get_mut(&worker).filter(|push| push.id == id) {
-            // It may have said so twice.
+            // The shard may have reported twice.
             let _ = match counts {
                 true => push.shards.answered(shard, now),
                 false => push.shards.answered_in_vain(shard, now),
@@ -91,7 +91,7 @@ impl PartialPushes {
         self.pushes.remove(&worker);
     }
 
-    /// When the rule is to be asked again, of every contribution that is on its way.
+    /// The times at which to ask the rule again, for every contribution on its way.
     pub(crate) fn wakes(&self) -> impl Iterator<Item = (WorkerId, ContributionId, Time)> + '_ {
         let wake =
             |(&worker, push): (&WorkerId, &Push)| Some((worker, push.id, push.shards.next_wake()?));

@@ -1,4 +1,5 @@
-//! The participants of one round at a time: who is working for it and who has arrived.
+//! The participants of one round at a time: workers that are computing for it and contributions that have
+//! arrived.
 
 use std::collections::BTreeSet;
 
@@ -7,16 +8,16 @@ use crate::{
     contributions::Contributions,
 };
 
-/// What a policy is told of every round.
+/// The settings that a policy sees in every round.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms {
-    /// The least contributions of a round.
+    /// The least number of contributions of a round.
     pub(crate) quorum: usize,
-    /// Micro-batches that count one by one at the cut; 1 where a contribution is all or nothing.
+    /// Micro-batches that count one by one at the cut; 1 where a contribution counts only as a whole.
     pub(crate) partial: u32,
-    /// Samples of a whole portion; 0 where all are alike.
+    /// Samples of a whole portion; 0 where all portions are equal.
     pub(crate) batch: u32,
-    /// How far behind a version may be and still be admitted.
+    /// How many versions behind a contribution may be and still be admitted.
     pub(crate) lag: u64,
 }
 
@@ -24,12 +25,12 @@ pub(crate) struct Terms {
 #[derive(Debug)]
 pub(crate) struct Roster {
     terms: Terms,
-    /// The round that is open, or is next to open.
+    /// The open round, or the next one to open.
     pub(crate) round: Round,
     pub(crate) opened: Time,
     pub(crate) contributions: Contributions,
-    /// Those accepted in this round, in order. Late ones of older rounds that ride along are not among
-    /// them: policies do not see those.
+    /// Contributions accepted in this round, in order. Folded late contributions of older rounds are not
+    /// included: policies do not see them.
     pub(crate) arrivals: Vec<Arrival>,
 }
 
@@ -59,7 +60,7 @@ impl Roster {
         self.outstanding().next().is_some()
     }
 
-    /// Whether somebody who has finished a part of its work may still bring it.
+    /// Whether an outstanding worker has finished work that it may still push.
     pub(crate) fn owes_parts(&self) -> bool {
         let partial = self.terms.partial;
         self.outstanding().any(|work| partial == 1 || work.finished(partial) > 0)
@@ -81,7 +82,7 @@ impl Roster {
         }
     }
 
-    /// Samples behind all that is accepted, late ones by what of them counts.
+    /// Samples behind all accepted contributions; late ones count by their share.
     pub(crate) fn weight(&self) -> f64 {
         let weight = |c: &Contribution| match c.folded {
             true => c.counts * c.weight(),
@@ -95,8 +96,8 @@ impl Roster {
         self.contributions.accepted().iter().any(|c| c.worker == worker)
     }
 
-    /// Who is in the sum of which blocks: one membership for all, or, of a model of so many blocks, one
-    /// for each set of blocks that the same contributions are complete on.
+    /// The membership of the blocks: one for all of them or, in a model of `blocks` blocks, one for each set
+    /// of blocks that the same contributions are complete on.
     pub(crate) fn memberships(&self, blocks: u32) -> Vec<BlockClose> {
         let mut all: Vec<&Contribution> = self.contributions.accepted().iter().collect();
         all.sort_by_key(|contribution| contribution.worker);
@@ -119,7 +120,7 @@ impl Roster {
         closes
     }
 
-    /// The run-time of everyone who was given work in this round and lives, or has arrived in it.
+    /// The run-time of each worker that has arrived in this round, or is live and was given work in it.
     pub(crate) fn run_times(&self, now: Time) -> Vec<(WorkerId, RunTime)> {
         let arrived = self.arrivals.iter().map(|arrival| (arrival.worker, arrival.run_time));
         let silent = self

@@ -1,8 +1,8 @@
 //! The round machine: Open → Cut → Closed, driven by the server, the simulator and the tests.
 //!
-//! A driver opens a round once the last update is published ([`RoundMachine::open`]), reports what
-//! happens (`handle_*`), lets the machine decide ([`RoundMachine::decide`]) after a batch of
-//! reports and at [`RoundMachine::next_wake`], and acts on [`RoundMachine::poll_event`].
+//! A driver opens a round once the last update is published ([`RoundMachine::open`]) and reports events
+//! (`handle_*`). It lets the machine decide ([`RoundMachine::decide`]) after a batch of reports and at
+//! [`RoundMachine::next_wake`], and acts on [`RoundMachine::poll_event`].
 
 mod cutting;
 
@@ -19,7 +19,7 @@ use crate::{
     roster::Terms, useless::Useless, wait::Wait,
 };
 
-/// What a round is bound by, whatever the policy.
+/// Settings of a round that hold for every policy.
 #[derive(Debug, Clone)]
 pub struct RoundConfig {
     /// The least number of contributions that a round may close with, and of workers that must be
@@ -29,17 +29,17 @@ pub struct RoundConfig {
     pub quorum_grace: Duration,
     /// The first round waits for this many workers.
     pub expected: usize,
-    /// How long it waits for them; then those who are there begin, if they make a quorum.
+    /// How long it waits for them. Then the workers that are there begin, if they make a quorum.
     pub join_grace: Duration,
-    /// What stragglers do.
+    /// What stragglers do at the cut.
     pub straggler: Straggler,
-    /// What becomes of their work if they finish.
+    /// The treatment of late contributions, if stragglers finish.
     pub late: Late,
-    /// Micro-batches that a worker does in a round.
+    /// Micro-batches of a worker per round.
     pub micro_batches: u32,
-    /// Samples of a whole portion; 0 where all portions are alike.
+    /// Samples of a whole portion; 0 where all portions are equal.
     pub batch: u32,
-    /// Whether those who take longer are given less, so that they arrive with the others.
+    /// Whether slower workers are given fewer samples, so that they arrive with the others.
     pub rebalance: bool,
     /// Blocks in the model.
     pub blocks: u32,
@@ -62,12 +62,12 @@ impl Default for RoundConfig {
     }
 }
 
-/// The life of a round.
+/// The phases of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Contributions are coming.
+    /// Contributions are arriving.
     Open,
-    /// It has stopped waiting; what stragglers have finished is admitted until then.
+    /// The round has stopped waiting. Finished work of stragglers is admitted until the end of the grace.
     Cut {
         /// The end of the grace.
         until: Time,
@@ -76,16 +76,16 @@ pub enum Phase {
     Closed,
 }
 
-/// One run's rounds, one after the other.
+/// The rounds of one run, one after the other.
 pub struct RoundMachine {
     config: RoundConfig,
     wait: Wait,
     phase: Phase,
     begun: bool,
     cut_at: Time,
-    /// Live workers by name.
+    /// Names of the live workers.
     live: BTreeMap<WorkerId, String>,
-    /// The shards that the open round has.
+    /// The shards of the open round.
     shards: Arc<BTreeSet<ShardId>>,
     grace: Grace,
     patience: Patience,
@@ -122,7 +122,7 @@ impl RoundMachine {
         }
     }
 
-    /// The same, where samples live with one worker each and cannot go to another.
+    /// For runs in which each sample is bound to one worker.
     pub(crate) fn with_homes(self) -> Self {
         RoundMachine { patience: Patience::at_home(), ..self }
     }
@@ -132,7 +132,7 @@ impl RoundMachine {
         self.wait.roster.round
     }
 
-    /// Where the round is in its life.
+    /// The phase of the round.
     pub fn phase(&self) -> Phase {
         self.phase
     }
@@ -142,7 +142,7 @@ impl RoundMachine {
         self.live.keys().copied()
     }
 
-    /// The policy in force.
+    /// The policy.
     pub fn policy(&self) -> &dyn Policy {
         self.wait.policy()
     }
@@ -152,8 +152,8 @@ impl RoundMachine {
         self.contributions().has_staged()
     }
 
-    /// Whether stragglers are told to stop at a cut: not if they finish, nor if later rounds admit
-    /// what they are at.
+    /// Whether stragglers are told to stop at a cut. They are not if they finish, or if later rounds admit
+    /// their work.
     pub fn stops_stragglers(&self) -> bool {
         !self.config.straggler.keeps_work() && self.wait.roster.lag() == 0
     }
@@ -179,12 +179,12 @@ impl RoundMachine {
         &mut self.wait.roster.contributions
     }
 
-    /// The next thing that happened, in order.
+    /// The next event, in order.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// A worker is here.
+    /// A worker has joined.
     pub fn handle_join(
         &mut self,
         worker: WorkerId,
@@ -201,7 +201,7 @@ impl RoundMachine {
         Ok(())
     }
 
-    /// A worker is gone. What it delivered stays; what it was working on will not come.
+    /// A worker is gone. Its delivered contributions stay; its current work will not arrive.
     pub fn handle_leave(
         &mut self,
         worker: WorkerId,
@@ -219,7 +219,7 @@ impl RoundMachine {
         Ok(())
     }
 
-    /// The round must not be cut before this contribution has arrived: a shard owes its part.
+    /// The round must not be cut before this contribution has arrived: a shard has not received its part.
     pub(crate) fn wait_for_shard(&mut self, worker: WorkerId, id: ContributionId) {
         if let Some(contribution) = self.contributions_mut().get_mut(worker, id) {
             contribution.awaits_shard = true;
@@ -270,7 +270,7 @@ impl RoundMachine {
             self.grace.answered(now.since(cut));
         }
         self.contributions_mut().speak(worker, id);
-        // The close takes its work, and knows its run-time as censored.
+        // The close takes its work and records its run-time as censored.
         if !(in_round && matches!(phase, Phase::Cut { .. })) {
             if let Some(mut work) = self.contributions_mut().remove(worker, id) {
                 self.contributions_mut().release(&mut work);
@@ -283,7 +283,7 @@ impl RoundMachine {
         Ok(())
     }
 
-    /// A worker says what it pushes. Returns whether that is still known.
+    /// A worker announces what it pushes. Returns whether the contribution is still known.
     pub(crate) fn handle_announced(
         &mut self,
         worker: WorkerId,
@@ -315,8 +315,8 @@ impl RoundMachine {
         Ok(())
     }
 
-    /// An announced contribution is complete on these blocks: everywhere, or where it is waited for. It
-    /// is accepted or it is late; the event says which.
+    /// An announced contribution is complete on `blocks`: on all, or on those that are waited for. It is
+    /// accepted or late; the event says which.
     pub(crate) fn arrive(
         &mut self,
         worker: WorkerId,
@@ -362,7 +362,7 @@ impl RoundMachine {
         }
     }
 
-    /// Another worker that holds the same samples is told to stop.
+    /// The other worker with the same samples is told to stop.
     fn supersede_twin(&mut self, first: &Contribution, now: Time) {
         let twin = first.twin.and_then(|twin| {
             self.contributions().working().values().find(|contribution| contribution.id == twin)
@@ -372,7 +372,7 @@ impl RoundMachine {
         }
     }
 
-    /// More blocks of a contribution that was accepted before it was whole have come. Returns it, if its
+    /// More blocks have arrived of a contribution that was accepted before it was whole. Returns it, if its
     /// round is not closed yet.
     pub(crate) fn extend(
         &mut self,
@@ -389,7 +389,7 @@ impl RoundMachine {
         Some(contribution)
     }
 
-    /// What `worker` was given: its present work, or the last that a close took.
+    /// The work of `worker`: its current work, or the last that a close took.
     pub fn work_of(
         &self,
         worker: WorkerId,
@@ -424,22 +424,22 @@ impl RoundMachine {
         let begun = self.begun
             || self.live.len() >= self.config.expected
             || now >= Time::ZERO + self.config.join_grace;
-        // Looks through the workers, so it is asked last.
+        // Scans the workers, so it is evaluated last.
         let anyone =
             || self.has_staged() || self.live.keys().any(|worker| !self.is_working(*worker));
         self.phase == Phase::Closed && enough && begun && anyone()
     }
 
-    /// Opens the next round, its version being published, on no shards in particular.
-    /// Returns the contributions, in the order of `handouts`.
+    /// Opens the next round, once its version is published, without naming shards. Returns the contributions,
+    /// in the order of `handouts`.
     ///
     /// # Panics
-    /// If the last round is not closed, or somebody in `handouts` is not idle.
+    /// If the last round is not closed, or a worker in `handouts` is not idle.
     pub fn open(&mut self, handouts: Vec<Handout>, now: Time) -> Vec<ContributionId> {
         self.open_on(BTreeSet::new(), handouts, now)
     }
 
-    /// The same, on these shards.
+    /// [`Self::open`] on these `shards`.
     pub(crate) fn open_on(
         &mut self,
         shards: BTreeSet<ShardId>,
@@ -462,14 +462,14 @@ impl RoundMachine {
         ids
     }
 
-    /// Idle workers that the open round cannot do without: it has fewer participants than its
-    /// quorum. A worker that has arrived in it is not asked twice.
+    /// Idle workers that the open round needs: it has fewer participants than its quorum. A worker that has
+    /// arrived in it is not asked twice.
     pub fn wanted(&self) -> Vec<WorkerId> {
         if self.phase != Phase::Open {
             return Vec::new();
         }
         let roster = &self.wait.roster;
-        // Asked after every arrival: counts no further than the quorum.
+        // Called after every arrival, so it counts no further than the quorum.
         let missing = self.config.quorum.max(1).saturating_sub(roster.arrivals.len());
         if roster.outstanding().take(missing).count() == missing {
             return Vec::new();
@@ -495,8 +495,8 @@ impl RoundMachine {
         self.contributions_mut().give(handout, base, &shards, now)
     }
 
-    /// A contribution of a closed round that is overdue at `now`, and so may get a second holder: the
-    /// samples, for `second`.
+    /// The samples of a contribution that is overdue at `now`, for `second` as their second holder. The
+    /// contribution's round has closed.
     pub(crate) fn overdue(&self, second: WorkerId, now: Time) -> Option<Handout> {
         let (_, id) =
             self.may_be_doubled().filter(|(at, _)| *at <= now).min_by_key(|(_, id)| *id)?;
@@ -510,12 +510,12 @@ impl RoundMachine {
         })
     }
 
-    /// The next moment at which [`Self::overdue`] has one.
+    /// The next time at which [`Self::overdue`] returns a contribution.
     pub(crate) fn next_overdue(&self, after: Time) -> Option<Time> {
         self.may_be_doubled().map(|(at, _)| at).filter(|at| *at > after).min()
     }
 
-    /// Contributions whose round has closed without taking them, and from when on they may get a second
+    /// Contributions whose round has closed without them, with the time from which on they may get a second
     /// holder.
     fn may_be_doubled(&self) -> impl Iterator<Item = (Time, ContributionId)> + '_ {
         let round = self.round().base();
@@ -528,8 +528,8 @@ impl RoundMachine {
         missed.filter_map(move |c| Some((c.started + patience?, c.id)))
     }
 
-    /// The closed round's contributions, late ones included, with their norms; nothing if any is not known,
-    /// is of an older version without being late, or is weighed for another reason.
+    /// The norms of the closed round's contributions, late ones included. Empty if any norm is unknown, or if
+    /// a contribution is from an older version without being late or is weighted for another reason.
     pub(crate) fn norms(&self) -> Vec<GradientNorm> {
         let norm = |contribution: &Contribution| {
             let Announcement { weight, square, .. } = *contribution.announcement()?;
@@ -542,13 +542,13 @@ impl RoundMachine {
         self.contributions().accepted().iter().map(norm).collect::<Option<_>>().unwrap_or_default()
     }
 
-    /// The policy hears of the noise scale.
+    /// Passes the noise scale to the policy.
     pub fn hear_noise(&mut self, scale: f64) {
         self.wait.policy_mut().noise(scale);
     }
 
-    /// Everything that was decided has been carried out: if a round is open, its workers are busy,
-    /// and the policy may think.
+    /// All decisions have been carried out. If a round is open, its workers are busy, and the policy may
+    /// learn.
     pub fn study(&mut self) {
         if matches!(self.phase, Phase::Open) {
             self.wait.policy_mut().study();
@@ -567,7 +567,7 @@ impl RoundMachine {
         [round, join, self.quorum_deadline()].into_iter().flatten().min()
     }
 
-    /// Why the run must stop, once the quorum has been short for longer than the grace.
+    /// The reason to stop, once the run has been below the quorum for longer than the grace.
     pub fn quorum_lost(&self, now: Time) -> Option<StopReason> {
         let grace = self.quorum_grace();
         self.quorum_deadline().filter(|&deadline| now >= deadline).map(|_| StopReason::QuorumLost {

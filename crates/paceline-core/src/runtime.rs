@@ -1,4 +1,4 @@
-//! Run-times: how long a worker took, or at least how long.
+//! Run-times: how long a worker took, or a lower bound on it.
 
 use std::{fmt, time::Duration};
 
@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunTime {
-    /// The contribution came after this long.
+    /// The contribution arrived after this long.
     Observed(Duration),
-    /// It had not come when the round stopped looking: the run-time is longer than this.
+    /// The contribution had not arrived when the round stopped waiting: the run-time is longer than this.
     Censored {
         /// The lower bound.
         at_least: Duration,

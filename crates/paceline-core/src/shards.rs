@@ -1,13 +1,12 @@
-//! The shards as rounds see them: which are up to date when one opens.
+//! The shards of a round: those that are up to date when it opens.
 //!
-//! A round opens on those shards that have answered its predecessor's update in time; the others are
-//! behind. Nothing of the round reaches them, so what they owe does not grow, and they come back with
-//! the round after they have answered. How long an answer is waited for is decided as for workers, by
-//! a policy over response times (`wait.rs`); a shard that has missed `most_stale` updates is
-//! waited for whatever the policy says.
+//! A round opens on the shards that have applied the previous round's update in time; the others are behind.
+//! No update of the round reaches a shard that is behind, so its backlog does not grow. It takes part again
+//! in the round after it has answered. The wait for answers is decided as for workers, by a policy over
+//! response times (`wait.rs`). The round always waits for a shard that has missed `most_stale` updates.
 //!
-//! Whoever else waits for answers of several shards does so by the same rule: a worker for the values
-//! it pulls, and the coordinator for the parts of a contribution.
+//! The same rule serves other waits for several shards: a worker's wait for the values it pulls, and the
+//! coordinator's wait for the parts of a contribution.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -18,35 +17,35 @@ use crate::{
 
 /// Shards that update side by side, some perhaps slower than others.
 pub struct Shards {
-    /// Its participants are the shards, its rounds the updates, its samples blocks.
+    /// The wait, in which participants are shards, rounds are updates and samples are blocks.
     wait: Wait,
-    /// The policy waits no longer for answers to the last update.
+    /// Whether the policy has stopped waiting for answers to the last update.
     decided: bool,
     blocks: Vec<u32>,
-    /// What each has not answered yet.
+    /// The pending answer of each shard, if there is one.
     owed: Vec<Option<Owed>>,
-    /// What each that owes nothing has missed: it was not asked, or answered too late.
+    /// Updates that each shard without a pending answer has missed: it was not asked, or answered too late.
     missed: Vec<u64>,
-    /// Shards that have not answered are asked anew the next time.
+    /// Whether shards that have not answered are asked again the next time.
     anew: bool,
-    /// The shards that were told last.
+    /// The shards that the last update was sent to.
     told: Vec<ShardId>,
-    /// A round has at least this many fresh blocks.
+    /// The least number of fresh blocks of a round.
     least: u32,
     most_stale: u64,
     fresh: BTreeSet<ShardId>,
-    /// An update is under way, and too few have answered.
+    /// Whether an update is under way and too few shards have answered.
     waits: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Owed {
     id: ContributionId,
-    /// Updates that have gone by without it.
+    /// Updates that have gone by without its answer.
     missed: u64,
 }
 
-/// Waits for all.
+/// Waits for all shards.
 struct Everyone;
 
 impl Policy for Everyone {
@@ -60,19 +59,18 @@ impl Policy for Everyone {
 }
 
 impl Shards {
-    /// So many, every one of which is waited for.
+    /// `shards` shards, all of which are waited for.
     pub fn all(shards: u32) -> Shards {
         Shards::new(&vec![1; shards as usize], Box::new(Everyone), 0, 0)
     }
 
-    /// Shards of so many blocks each, waited for as the policy says; but until `least` blocks are
-    /// fresh in any case, and for those that have missed `most_stale` updates.
+    /// Shards with the given numbers of `blocks`. Waits for them as `policy` decides, but always until
+    /// `least` blocks are fresh and for shards that have missed `most_stale` updates.
     pub fn new(blocks: &[u32], policy: Box<dyn Policy>, least: u32, most_stale: u64) -> Shards {
         Shards::build(blocks, policy, least, most_stale, false)
     }
 
-    /// The same, where answers are to questions of their own: who has not given one is asked the next
-    /// all the same.
+    /// The same for independent requests: a shard that has not answered the last one is still sent the next.
     pub fn asked_anew(
         blocks: &[u32],
         policy: Box<dyn Policy>,
@@ -106,34 +104,34 @@ impl Shards {
         }
     }
 
-    /// Those that the open round, or the next, has.
+    /// The shards of the open round, or of the next.
     pub fn fresh(&self) -> &BTreeSet<ShardId> {
         &self.fresh
     }
 
-    /// Those that it does not have.
+    /// The other shards.
     pub fn left_out(&self) -> impl Iterator<Item = ShardId> {
         self.numbers().filter(|shard| !self.fresh.contains(shard))
     }
 
-    /// How many there are.
+    /// The number of shards.
     pub fn count(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Those that are behind, and how many updates they have missed.
+    /// The shards that are behind, and how many updates each has missed.
     pub fn behind(&self) -> impl Iterator<Item = (ShardId, u64)> {
         let owed = (0..).map(ShardId).zip(&self.owed);
         owed.filter_map(|(shard, owed)| owed.map(|owed| (shard, owed.missed)))
     }
 
-    /// Whether the last update is far enough for a round to open.
+    /// Whether enough shards have applied the last update for a round to open.
     pub fn is_ready(&self) -> bool {
         !self.waits
     }
 
-    /// The fresh shards that are `among` them are told to update. Answers to the last update are not
-    /// waited for any more. Returns the shards that were told.
+    /// Starts an update on the fresh shards for which `among` holds, and ends the wait for the last one.
+    /// Returns the shards to tell.
     pub fn update(&mut self, among: impl Fn(ShardId) -> bool, now: Time) -> Vec<ShardId> {
         self.catch_up(now);
         if !self.decided {
@@ -165,11 +163,11 @@ impl Shards {
         told
     }
 
-    /// Answers to what was asked before are of no interest any more.
+    /// Answers to earlier requests no longer count.
     fn drop_questions(&mut self) {
         for (index, owed) in self.owed.iter_mut().enumerate() {
             if let Some(Owed { id, missed }) = owed.take() {
-                // Where it was still waited for nobody has counted it as missed yet.
+                // A request that was still waited for is not yet counted as missed.
                 self.missed[index] = missed + u64::from(self.waits);
                 self.wait.roster.contributions.remove(WorkerId(index as u32), id);
             }
@@ -180,17 +178,17 @@ impl Shards {
         (0..self.blocks.len() as u32).map(ShardId)
     }
 
-    /// A shard has answered the update it was told to make last.
+    /// A shard has answered the last update that it was sent.
     pub fn answered(&mut self, shard: ShardId, now: Time) -> Result<(), MachineError> {
         self.heard(shard, now).map(|_| self.missed[shard.0 as usize] = 0)
     }
 
-    /// The same, but of no use any more: what it has missed it has missed.
+    /// A shard has answered too late: its missed updates stay counted.
     pub fn answered_in_vain(&mut self, shard: ShardId, now: Time) -> Result<(), MachineError> {
         self.heard(shard, now).map(|missed| self.missed[shard.0 as usize] = missed)
     }
 
-    /// An answer, from a shard that has missed so many.
+    /// Takes in an answer. Returns how many updates the shard has missed.
     fn heard(&mut self, shard: ShardId, now: Time) -> Result<u64, MachineError> {
         self.catch_up(now);
         let worker = WorkerId(shard.0);
@@ -213,7 +211,7 @@ impl Shards {
         Ok(missed)
     }
 
-    /// The policy waits no longer, or nobody is left to wait for.
+    /// The policy has stopped waiting, or no shard is left to wait for.
     fn decide(&mut self, now: Time) {
         self.decided = true;
         let weight = self.wait.roster.weight();
@@ -230,7 +228,7 @@ impl Shards {
         }
     }
 
-    /// Asks the policy at the moments it chose, as of those.
+    /// Asks the policy at the times that it chose, as of those times.
     fn catch_up(&mut self, now: Time) {
         while !self.decided
             && let Some(at) = self.wait.overdue(now)
@@ -239,21 +237,21 @@ impl Shards {
         }
     }
 
-    /// A shard that has not answered, and is waited for whatever the policy says; and what it has
+    /// A shard that has not answered and has reached the staleness bound, with the updates that it has
     /// missed.
     pub fn at_bound(&self) -> Option<(ShardId, u64)> {
         self.behind().find(|&(_, missed)| missed >= self.most_stale)
     }
 
-    /// What is known of a shard that was told is not older than so many updates.
+    /// The values held of a shard with a pending answer are at most `missed` updates old.
     pub fn caught_up(&mut self, shard: ShardId, missed: u64) {
         if let Some(owed) = self.owed.get_mut(shard.0 as usize).and_then(Option::as_mut) {
             owed.missed = missed;
         }
     }
 
-    /// Decides whether enough have answered. Returns the shard that a round waits for although the
-    /// policy would not, if one does.
+    /// Decides whether enough shards have answered. Returns the shard that the round waits for only because
+    /// of the staleness bound, if there is one, with the updates that it has missed.
     pub fn advance(&mut self, now: Time) -> Option<(ShardId, u64)> {
         if !self.waits {
             return None;
@@ -269,7 +267,7 @@ impl Shards {
             return None;
         }
         let bound = self.at_bound();
-        // Of who answers questions of their own only those count that were asked.
+        // With independent requests, only the shards that were asked count.
         let counts = |shard: &ShardId| !self.anew || self.told.contains(shard);
         let all = self.numbers().filter(counts).map(|ShardId(shard)| shard as usize);
         let (mut fresh, mut most) = (0, 0);
@@ -302,7 +300,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::CutReason;
 
-    /// Waits for so many.
+    /// Waits for this many shards.
     pub(crate) struct First(pub(crate) usize);
 
     impl Policy for First {
@@ -373,7 +371,7 @@ pub(crate) mod tests {
             assert_eq!(fresh(&shards), [0, 2]);
             assert_eq!(shards.behind().collect::<Vec<_>>(), [(ShardId(1), missed)]);
         }
-        // It has missed three: the fourth waits, and says for whom.
+        // It has missed three updates: the fourth waits for it and names it.
         assert_eq!(round(&mut shards, 30), Some((ShardId(1), 3)));
         assert!(!shards.is_ready());
         shards.answered(ShardId(1), at(39)).unwrap();
@@ -397,13 +395,13 @@ pub(crate) mod tests {
         shards.answered(ShardId(0), at(21)).unwrap();
         assert_eq!(shards.advance(at(21)), Some((ShardId(1), 2)));
         assert!(!shards.is_ready());
-        // Nobody may want to know any more: the next question begins afresh.
+        // An unanswered request is dropped: the next one starts anew.
         shards.update(|_| true, at(30));
         shards.answered(ShardId(1), at(31)).unwrap();
         assert_eq!(shards.advance(at(31)), None);
         assert!(shards.is_ready());
         assert_eq!(fresh(&shards), [1]);
-        // Some need not be asked; nobody waits for them, nor do they count.
+        // Shards that are not asked are not waited for and do not count.
         for i in 0..5 {
             shards.update(|shard| shard == ShardId(1), at(40 + 10 * i));
             assert_eq!(shards.advance(at(40 + 10 * i)), None);

@@ -1,20 +1,19 @@
-//! What becomes of those who are past the cut.
+//! Settings for stragglers: their behaviour at the cut, and the use of their late contributions.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// What a straggler does at the cut.
+/// A straggler's behaviour at the cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Straggler {
     /// Stops as soon as it can and takes the new round; its run-time stays censored.
     #[default]
     Abort,
-    /// Completes, reports its run-time, and misses the rounds meanwhile.
+    /// Completes its work, reports its run-time, and misses the rounds in between.
     Finish,
-    /// Pushes the micro-batches that it has finished, with their weight, at once, and takes the new
-    /// round.
+    /// Pushes its finished micro-batches with their weight at once, and takes the new round.
     Salvage,
 }
 
@@ -36,21 +35,20 @@ impl Straggler {
     }
 }
 
-/// What becomes of a contribution that is complete after its round has closed, where stragglers
-/// finish.
+/// The treatment of a contribution that is complete after its round has closed, where stragglers finish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Late {
-    /// Nobody uses it; its samples go to others.
+    /// It is dropped; its samples go to other workers.
     #[default]
     Drop,
-    /// It enters the open round, or the next, weighed by its staleness ([`Late::share`]).
+    /// It enters the open round, or the next, weighted by its staleness ([`Late::share`]).
     Fold,
 }
 
 impl Late {
-    /// What a gradient that is so many versions old counts: 1/(1 + age), as in staleness-aware
-    /// asynchronous SGD (Zhang et al. 2016), shifted so that what is not late counts whole.
+    /// The weight of a gradient that is `age` versions old: 1/(1 + age), as in staleness-aware asynchronous
+    /// SGD (Zhang et al. 2016), shifted so that a gradient that is not late has weight 1.
     pub fn share(age: u64) -> f64 {
         1.0 / (1.0 + age as f64)
     }

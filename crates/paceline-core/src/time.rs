@@ -1,4 +1,4 @@
-//! Time as the core knows it: nanoseconds since the run began, handed in by the driver.
+//! Time in the core: nanoseconds since the run began, supplied by the driver.
 
 use std::{
     fmt,
@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// A moment, in nanoseconds since the run began, on the coordinator's clock (or a simulator's).
+/// A point in time, in nanoseconds since the run began, on the coordinator's clock (or a simulator's).
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 pub struct Time(u64);
 
 impl Time {
-    /// The moment the run began.
+    /// The start of the run.
     pub const ZERO: Time = Time(0);
 
-    /// The moment `nanos` nanoseconds after the run began.
+    /// The time `nanos` nanoseconds after the run began.
     pub const fn from_nanos(nanos: u64) -> Time {
         Time(nanos)
     }
@@ -34,8 +34,7 @@ impl Time {
         self.0 as f64 * 1e-9
     }
 
-    /// So many seconds as a duration: none if they are negative or no number, for ever if they are
-    /// more than the clock can hold.
+    /// `seconds` as a duration: zero if negative or NaN, [`Duration::MAX`] if out of range.
     pub fn span(seconds: f64) -> Duration {
         match seconds > 0.0 {
             true => Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX),
@@ -52,7 +51,7 @@ impl Time {
 impl Add<Duration> for Time {
     type Output = Time;
 
-    /// Saturates: a wait longer than the clock can hold is a wait for ever.
+    /// Saturates: a wait beyond the range of the clock never ends.
     fn add(self, wait: Duration) -> Time {
         let nanos = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
         Time(self.0.saturating_add(nanos))

@@ -1,19 +1,19 @@
-//! Workers of which nothing is used.
+//! Workers whose contributions have not been used for many rounds.
 
 use std::collections::BTreeMap;
 
 use crate::WorkerId;
 
-/// Rounds without anything of it being used, after which a worker is named.
+/// Rounds without a used contribution after which a worker is reported.
 pub(crate) const USELESS: u32 = 50;
 
-/// Rounds since something of each worker was used.
+/// Rounds since a contribution of each worker was last used.
 #[derive(Debug, Default)]
 pub(crate) struct Useless(BTreeMap<WorkerId, u32>);
 
 impl Useless {
-    /// A round closed in which these took part, and whether something of each is in it: who is to be
-    /// named now.
+    /// A round closed; `used` lists its participants and whether their contributions are in it. Returns the
+    /// workers to report now.
     pub(crate) fn closed(&mut self, used: impl Iterator<Item = (WorkerId, bool)>) -> Vec<WorkerId> {
         let mut named = Vec::new();
         for (worker, used) in used {

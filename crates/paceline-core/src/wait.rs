@@ -1,7 +1,7 @@
-//! Who is waited for, and the policy that says for how long.
+//! The wait of a round: its participants, and the policy that decides how long to wait for them.
 //!
-//! The round machine waits like this for workers, and [`crate::Shards`] for shards: a question is put to
-//! participants, answers arrive, and the policy is asked after answers and at the moments it chose.
+//! The round machine waits for workers in this way, and [`crate::Shards`] for shards: participants are sent a
+//! request, answers arrive, and the policy is asked after answers and at the times that it chose.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{
     roster::{Roster, Terms},
 };
 
-/// A policy is not asked again sooner than this without an arrival.
+/// The shortest time between two questions to a policy without an arrival.
 const SHORTEST_WAIT: Duration = Duration::from_micros(1);
 
 /// A round's participants, and the policy that waits for them.
@@ -19,7 +19,7 @@ pub(crate) struct Wait {
     policy: Box<dyn Policy>,
     pub(crate) roster: Roster,
     wake: Wake,
-    /// When the policy was asked in this round, and how many had arrived.
+    /// When the policy was asked in this round, and how many contributions had arrived.
     asked: Vec<(Time, u32)>,
 }
 
@@ -34,7 +34,7 @@ struct Wake {
 const AT_ONCE: Wake = Wake { at: None, arrivals: 0 };
 
 impl Wait {
-    /// Rounds from `first` on.
+    /// Starts with round `first`.
     pub(crate) fn new(policy: Box<dyn Policy>, first: Round, terms: Terms) -> Wait {
         Wait { policy, roster: Roster::new(first, terms), wake: AT_ONCE, asked: Vec::new() }
     }
@@ -68,12 +68,12 @@ impl Wait {
         self.wake = AT_ONCE;
     }
 
-    /// The policy is to be asked at this moment, or after so many arrivals, whatever it said.
+    /// The policy is to be asked at this time, or after `arrivals` more arrivals, whatever it answered.
     pub(crate) fn ask_later(&mut self, at: Option<Time>, arrivals: usize) {
         self.wake = Wake { at, arrivals };
     }
 
-    /// Asks the policy, if it wants to be asked. Returns why the round is to be cut, if it is.
+    /// Asks the policy, if it is due. Returns the reason to cut the round, if it decides so.
     pub(crate) fn ask(&mut self, now: Time) -> Option<CutReason> {
         let woken = self.wake.at.is_some_and(|at| now >= at);
         if self.wake.arrivals > 0 && !woken {
@@ -82,7 +82,7 @@ impl Wait {
         self.asked.push((now, self.roster.arrivals.len() as u32));
         match self.policy.decide(&self.roster.view(now)) {
             Decision::Wait { until, arrivals } => {
-                // A moment that is already past would be asked for ever.
+                // A time in the past would be asked again for ever.
                 let at = until.map(|at| at.max(now + SHORTEST_WAIT));
                 self.wake = Wake { at, arrivals: arrivals.max(1) };
                 None
@@ -91,35 +91,34 @@ impl Wait {
         }
     }
 
-    /// How long stragglers' finished work is waited for, where that pays for so long.
+    /// How long to wait for stragglers' finished work; `pays` is the wait that is expected to pay.
     pub(crate) fn grace(&mut self, now: Time, pays: Duration) -> Duration {
         self.policy.grace(&self.roster.view(now), pays)
     }
 
-    /// A run-time that was censored when its round closed became known, or known better.
+    /// A run-time that was censored when its round closed is now known, or has a better bound.
     pub(crate) fn late(&mut self, late: &Contribution, now: Time) {
         let load = self.roster.view(now).load(f64::from(late.samples));
         self.policy.late(late.worker, late.base, late.run_time(now), load);
     }
 
-    /// The moment before `now` at which the policy was to be asked and was not.
+    /// The time before `now` at which the policy was due and was not asked.
     pub(crate) fn overdue(&self, now: Time) -> Option<Time> {
         self.next_wake().filter(|&at| at < now)
     }
 
-    /// The next moment at which the policy is to be asked. With nobody to wait for there is nothing to
-    /// ask.
+    /// The next time at which the policy is due, if any worker is outstanding.
     pub(crate) fn next_wake(&self) -> Option<Time> {
         self.wake.at.filter(|_| self.roster.is_anyone_outstanding())
     }
 
-    /// When the policy was asked in this round, and how many had arrived.
+    /// Takes the times at which the policy was asked in this round, each with the number of arrivals by then.
     pub(crate) fn take_asked(&mut self) -> Vec<(Time, u32)> {
         std::mem::take(&mut self.asked)
     }
 
-    /// The round is closed, with `weight` samples: the policy learns from it, and the next round is the
-    /// one to open. Returns its run-times.
+    /// The round is closed, with `weight` samples. The policy learns from it, and the next round may open.
+    /// Returns the run-times.
     pub(crate) fn close(&mut self, cut: Time, now: Time, weight: f64) -> Vec<(WorkerId, RunTime)> {
         let roster = &self.roster;
         let (run_times, loads) = (roster.run_times(now), roster.loads(now));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Phase, RoundMachine};
 use crate::{CutReason, EventKind, Time, WorkerId, useless::USELESS};
 
-/// What keeps a round from being cut although the policy would.
+/// Reasons to hold a round open although the policy would cut it.
 enum Hold {
     /// Fewer contributions than the quorum.
     Quorum,
@@ -14,7 +14,7 @@ enum Hold {
 }
 
 impl RoundMachine {
-    /// Decides what follows from all that was reported. Call after a batch of reports and at
+    /// Makes all decisions that follow from the reports so far. Call it after a batch of reports and at
     /// [`Self::next_wake`].
     pub fn decide(&mut self, now: Time) {
         self.catch_up(now);
@@ -29,9 +29,9 @@ impl RoundMachine {
         }
     }
 
-    /// Does what was due before now, as of when it was due. A driver may come late to a moment that
-    /// the policy asked for (timers do, and so does a busy driver). The decision must not depend on how
-    /// late, or a run could not be re-driven from its log.
+    /// Makes overdue decisions as of the time at which they were due. A driver may be late for a time that
+    /// the policy chose (timers are, and so is a busy driver). The decision must not depend on how late, or a
+    /// run could not be replayed from its log.
     pub(crate) fn catch_up(&mut self, now: Time) {
         loop {
             match self.phase {
@@ -45,8 +45,8 @@ impl RoundMachine {
         }
     }
 
-    /// Nobody is left to wait for. Fewer than the quorum may close a round only if there was no
-    /// work for more (every wanted worker has been enlisted by now), not if the others are dead.
+    /// No worker is left to wait for. A round may close below the quorum only if there was no work for more
+    /// workers (every wanted worker has been enlisted by now), not because the others are dead.
     fn cut_if_complete(&mut self, now: Time) {
         let quorum = self.config.quorum;
         let roster = &self.wait.roster;
@@ -60,16 +60,16 @@ impl RoundMachine {
         let Some(reason) = self.wait.ask(now) else { return };
         match self.hold(now) {
             None => self.cut(reason, now),
-            // Every arrival may free it.
+            // Every arrival may meet the quorum.
             Some(Hold::Quorum) => self.wait.ask_later(None, 1),
-            // Only the arrival of those it waits for (or a change of membership) can, or the end of
-            // its patience.
+            // Only an arrival of one of these contributions, a change of membership or the end of patience
+            // can release the cut.
             Some(Hold::WaitedFor(until)) => self.wait.ask_later(until, usize::MAX),
         }
     }
 
-    /// Whether a cut must wait: for the quorum (or everyone there is), for samples that came back too
-    /// often, or for parts that a shard at its bound owes.
+    /// Whether a cut must wait: for the quorum (or for all participants, if they are fewer), for samples that
+    /// were returned too often, or for the parts that a shard at its staleness bound has not received.
     fn hold(&mut self, now: Time) -> Option<Hold> {
         let roster = &mut self.wait.roster;
         let participants = roster.arrivals.len() + roster.outstanding().count();
@@ -140,8 +140,8 @@ impl RoundMachine {
         }
     }
 
-    /// Workers to be named, of which nothing was used for long: a round on `base` closed in which these
-    /// took part.
+    /// Takes in the participants of a closed round on `base`. Returns the workers to report because their
+    /// work has not been used for many rounds.
     fn closed_without(
         &mut self,
         run_times: &[(WorkerId, crate::RunTime)],
@@ -152,7 +152,7 @@ impl RoundMachine {
         let folded = roster.contributions.accepted().iter().filter(|c| c.folded);
         let took_part = took_part.chain(folded.map(|late| late.worker));
         let took_part = took_part.map(|worker| (worker, roster.holds(worker)));
-        // A worker that is still at work of a round before has missed this one, too.
+        // A worker that still computes for an earlier round has missed this one, too.
         let behind = roster.contributions.working().values().filter(|work| work.base < base);
         let missed = behind.filter(|_| roster.lag() == 0).map(|work| (work.worker, false));
         self.useless.closed(took_part.chain(missed))
