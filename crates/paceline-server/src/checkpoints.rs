@@ -1,4 +1,4 @@
-//! Checkpoints written beside the run, never in its way.
+//! Checkpoints, written beside the run without blocking it.
 
 use std::path::{Path, PathBuf};
 
@@ -13,8 +13,8 @@ use crate::{
     placement::flat,
 };
 
-/// The checkpoint of `blocks` at `version`: as many rounds are in it, and a resumed run starts with
-/// the round of that number.
+/// The checkpoint of `blocks` at `version`. It contains `version` rounds, and a resumed run starts with the
+/// round of that number.
 pub(crate) fn describe(
     config: &ServerConfig,
     tensors: &[paceline_params::TensorSpec],
@@ -39,9 +39,9 @@ pub(crate) fn describe(
 
 /// Writes a checkpoint and prunes old ones. It blocks, so it runs on a thread of its own.
 ///
-/// Parameters that are not finite are not written (`None`): they would take the place of good ones.
-/// Only a worker that computes from a version shows whether the version is good, so one checkpoint
-/// more than configured is kept until then.
+/// Parameters that are not finite are not written (`None`): they would replace good ones. Only a worker that
+/// computes from a version shows whether the version is good, so one checkpoint more than configured is kept
+/// until then.
 pub(crate) fn write(
     config: &CheckpointConfig,
     described: &Checkpoint,

@@ -1,4 +1,4 @@
-//! What a run is told: all settings, with the defaults that a user gets.
+//! The settings of a run, with the defaults that a user gets.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -14,15 +14,15 @@ use crate::{faults::ShardFaults, run::ServerError};
 /// One run, from its first round to its last.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// The run's name, for people.
+    /// The run's name, for display.
     pub name: String,
-    /// The model, as the user wrote it; workers are told.
+    /// The model, as the user wrote it. Sent to workers.
     pub model: String,
-    /// The data, as the user wrote it; workers are told.
+    /// The data, as the user wrote it. Sent to workers.
     pub data: String,
-    /// What its samples cost, as the user wrote it, empty if they are all alike; workers are told.
+    /// The costs of its samples, as the user wrote them; empty if all cost the same. Sent to workers.
     pub costs: String,
-    /// By what exactly batches are balanced, if they are (`Costs::fingerprint`).
+    /// Fingerprint of the costs by which batches are balanced, if they are (`Costs::fingerprint`).
     pub balance: Option<u64>,
     /// Seed of sample order, model and generated data.
     pub seed: u64,
@@ -30,37 +30,37 @@ pub struct ServerConfig {
     pub samples: u32,
     /// When a round stops waiting.
     pub policy: PolicySpec,
-    /// What it wants the most of.
+    /// The quantity that the policy maximises.
     pub objective: Objective,
-    /// The model of run-times that such policies begin with as have one.
+    /// The initial run-time model of policies that use one.
     pub run_time_model: Arc<Model>,
     /// Quorum, graces, stragglers, batches, and how many workers the first round waits for.
     pub round: RoundConfig,
-    /// How the parameters are cut up and spread.
+    /// The split of the parameters into blocks and shards.
     pub placement: Placement,
     /// How far rounds and workers wait for slow shards.
     pub weak: WeakSync,
     /// Faults that shards of this process bear on purpose, by their number.
     pub shard_faults: BTreeMap<u32, Arc<dyn ShardFaults>>,
-    /// How gradients and parameters travel between workers and shards.
+    /// The encoding of gradients and parameters on the wire.
     pub wire: WireType,
     /// How an update is made.
     pub update: UpdateConfig,
     /// When the run is over.
     pub limits: Limits,
-    /// Sums in worker order and a hash of the parameters every round.
+    /// Whether to sum in worker order and to hash the parameters every round.
     pub deterministic: bool,
     /// Checkpoints, if any are to be written.
     pub checkpoints: Option<CheckpointConfig>,
     /// Rounds between evaluations on the test set.
     pub evaluate_every: u64,
-    /// How often workers give a sign of life.
+    /// Time between a worker's heartbeats.
     pub heartbeat: Duration,
     /// A worker silent for longer is dead.
     pub liveness: Duration,
-    /// What peers must show to be let in.
+    /// The token that peers must present, if one is required.
     pub token: Option<String>,
-    /// What gradients and parameters go by.
+    /// The transport of gradients and parameters.
     pub transport: Transport,
 }
 
@@ -75,7 +75,7 @@ impl ServerConfig {
         self.weak.pull != Enough::All || self.weak.push != Enough::All
     }
 
-    /// Whether something depends on the gradient noise scale.
+    /// Whether any setting depends on the gradient noise scale.
     pub(crate) fn wants_noise(&self) -> bool {
         self.objective == Objective::Progress || self.update.scaling == LrScaling::AdaScale
     }
@@ -102,23 +102,23 @@ impl Default for WeakSync {
 /// Shards, blocks, and memory for contributions that wait to be folded.
 #[derive(Debug, Clone)]
 pub struct Placement {
-    /// Shards.
+    /// Number of shards.
     pub shards: u32,
-    /// Whether they are other processes, which will call.
+    /// Whether the shards are other processes, which connect to the coordinator.
     pub remote: bool,
-    /// Elements in a block; at most what a frame carries.
+    /// Elements in a block; at most as many as fit in a frame.
     pub block_elems: usize,
     /// The most memory that staged contributions may take, over all shards. At least one
     /// contribution always fits.
     pub staging_bytes: u64,
 }
 
-/// When the run is over; whichever comes first.
+/// Limits of a run. It is over at whichever comes first.
 #[derive(Debug, Clone, Default)]
 pub struct Limits {
-    /// Rounds in all, those before a resume included.
+    /// Total rounds, including those before a resume.
     pub rounds: Option<u64>,
-    /// Epochs in all.
+    /// Total epochs.
     pub epochs: Option<u32>,
     /// Test accuracy, 0 to 1.
     pub accuracy: Option<f64>,
@@ -139,7 +139,7 @@ pub struct CheckpointConfig {
     pub keep: usize,
 }
 
-/// Where a run begins: fresh parameters, or those of a checkpoint.
+/// The initial state of a run: fresh parameters, or those of a checkpoint.
 #[derive(Debug, Clone)]
 pub struct Start {
     /// The tensors, in the order of the flat vector.
@@ -148,17 +148,17 @@ pub struct Start {
     pub params: FlatVec,
     /// The optimiser's state, one flat vector per slot; empty for a fresh start.
     pub slots: Vec<FlatVec>,
-    /// The version these are.
+    /// The version of the parameters.
     pub version: Version,
-    /// Updates they have seen.
+    /// Updates applied to them.
     pub step: u64,
-    /// The books at that point, if any.
+    /// The ledger's state at that point, if there is one.
     pub ledger: Option<LedgerState>,
-    /// What is known of the gradient noise.
+    /// The state of the gradient noise estimate.
     pub noise: NoiseScale,
 }
 
-/// What a checkpoint keeps beside the parameters.
+/// The state that a checkpoint keeps beside the parameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SavedState {
     /// The data ledger.
@@ -167,16 +167,16 @@ pub struct SavedState {
     pub seed: u64,
     /// The data, as the user wrote it.
     pub data: String,
-    /// By what batches are balanced ([`SavedState::balance`]).
+    /// The balancing of batches, in words ([`SavedState::balance`]).
     #[serde(default = "unbalanced")]
     pub balance: String,
-    /// What is known of the gradient noise.
+    /// The state of the gradient noise estimate.
     #[serde(default)]
     pub noise: NoiseScale,
 }
 
 impl SavedState {
-    /// By what batches are balanced, in words: the sample order depends on all of it.
+    /// The balancing of batches, in words. The sample order depends on all of it.
     pub fn balance(fingerprint: Option<u64>, batch: u32) -> String {
         match fingerprint {
             Some(costs) => format!("by the costs {costs:016x} in batches of {batch}"),
@@ -190,7 +190,7 @@ fn unbalanced() -> String {
 }
 
 impl Start {
-    /// Goes on from a checkpoint.
+    /// Resumes from a checkpoint.
     pub fn resume(checkpoint: Checkpoint) -> Result<(Start, SavedState), serde_json::Error> {
         let state: SavedState = serde_json::from_value(checkpoint.state)?;
         let start = Start {
@@ -206,7 +206,7 @@ impl Start {
     }
 }
 
-/// A server without a token may not listen where other machines reach it.
+/// A server without a token may not listen on an address that other machines can reach.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "refusing to listen on {0} without a token: anybody who can reach it could join the run. Give \
@@ -214,8 +214,8 @@ impl Start {
 )]
 pub struct MissingToken(pub SocketAddr);
 
-/// Only this machine reaches a loopback address; to listen on any other takes a token. [`crate::serve`]
-/// and [`crate::serve_shard`] check their listeners; call this to find out before.
+/// Checks that a listener on any address but loopback has a token. [`crate::serve`] and
+/// [`crate::serve_shard`] check their listeners; call this to find out earlier.
 pub fn check_bind(address: SocketAddr, token: Option<&str>) -> Result<(), MissingToken> {
     match address.ip().is_loopback() || token.is_some_and(|token| !token.is_empty()) {
         true => Ok(()),
@@ -223,7 +223,7 @@ pub fn check_bind(address: SocketAddr, token: Option<&str>) -> Result<(), Missin
     }
 }
 
-/// [`check_bind`] for a listener, if others than this process can reach it at all.
+/// [`check_bind`] for a listener, if other processes can reach it at all.
 pub(crate) fn check_listener(
     listener: &impl Listener,
     token: Option<&str>,

@@ -1,5 +1,5 @@
-//! Who may push when: room in the shards' memory, and as many at once as a link can take. As many are
-//! answered at once when they pull.
+//! Push credits: which workers may push, given the shards' staging memory and the capacity of a link. Shards
+//! limit their concurrent answers to pulls by the same number.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -8,55 +8,55 @@ use std::{
 
 use paceline_core::{ContributionId, Time, WorkerId};
 
-/// So many contributions are pushed side by side, whatever their size: enough to keep a link busy while
-/// one ends and the next begins, too few for their first segments to overflow its queue.
+/// Contributions pushed at the same time, whatever their size: enough to keep a link busy while one ends and
+/// the next begins, too few for their first segments to overflow its queue.
 const SIDE_BY_SIDE: usize = 4;
-/// Small ones go all at once, up to so many bytes.
+/// Small contributions may all be pushed at the same time, up to this many bytes in total.
 const AT_ONCE: u64 = 1 << 20;
-/// Whoever takes so many times as long as is usual is slow by itself, and holds nobody up.
+/// A push that takes this many times the usual duration is slow by itself and no longer blocks others.
 const OVERDUE: u32 = 3;
-/// No push is overdue before that.
+/// No push is overdue sooner than this.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// How many may move so many bytes each at once.
+/// How many workers may move `bytes` bytes each at the same time.
 pub(crate) fn at_once(bytes: u64) -> usize {
     SIDE_BY_SIDE.max((AT_ONCE / bytes.max(1)) as usize)
 }
 
-/// Leave to push. Whoever has it holds a place on *all* shards, so two half-pushed contributions can
-/// never wait for each other; and only so many push at once, since the first segments of more would be
-/// lost in the queue of a link and be sent again a fifth of a second later.
+/// Permission to push. A worker that has it holds a place on *all* shards, so two half-pushed contributions
+/// can never wait for each other. The number of concurrent pushes is limited: the first segments of more
+/// would overflow a link's queue and be retransmitted 200 ms later.
 ///
-/// A worker does one thing after the other, so it never needs more than one place: what it holds
-/// for older work serves the newer.
+/// A worker pushes one contribution after the other, so it never needs more than one place: its place for
+/// older work serves the newer.
 #[derive(Debug)]
 pub(crate) struct Credits {
     /// Places in the staging memory.
     places: usize,
     at_once: usize,
     holders: BTreeMap<WorkerId, Holder>,
-    /// Never anybody while there is a free place and a turn.
+    /// Workers that wait to push. Empty while a place and a turn are free.
     waiting: VecDeque<(WorkerId, ContributionId)>,
-    /// How long a push takes, smoothed.
+    /// Smoothed duration of a push.
     usual: Duration,
 }
 
 #[derive(Debug)]
 struct Holder {
     id: ContributionId,
-    /// When it was told to push; not known of one whose place was reserved.
+    /// When it was told to push; `None` if its place was reserved.
     since: Option<Time>,
 }
 
 impl Credits {
-    /// With so many places, for contributions of so many bytes.
+    /// With `places` places, for contributions of `bytes` bytes.
     pub(crate) fn new(places: usize, bytes: u64) -> Self {
         let at_once = at_once(bytes);
         let (holders, waiting) = (BTreeMap::new(), VecDeque::new());
         Credits { places, at_once, holders, waiting, usual: Duration::ZERO }
     }
 
-    /// Reserves a place at the start of the work, if every one of `workers` may push at once.
+    /// Reserves a place at the start of the work, if all `workers` may push at the same time.
     pub(crate) fn reserve(&mut self, worker: WorkerId, id: ContributionId, workers: usize) -> bool {
         let room = self.holders.contains_key(&worker) || self.holders.len() < self.places;
         let granted = workers <= self.places.min(self.at_once) && room;
@@ -66,8 +66,8 @@ impl Credits {
         granted
     }
 
-    /// A worker is done and wants to push. Whether to tell it that it may; it knows already if its
-    /// place was reserved, and is told later if it is not its turn now.
+    /// A worker has computed its contribution and asks to push. Returns whether to tell it that it may: it
+    /// already knows if its place was reserved, and is told later if it must wait.
     pub(crate) fn request(&mut self, worker: WorkerId, id: ContributionId, now: Time) -> bool {
         if let Some(held) = self.holders.get_mut(&worker) {
             let known = held.id == id;
@@ -84,7 +84,7 @@ impl Credits {
         false
     }
 
-    /// A worker's contribution was taken, dropped or given up, and so were all before it.
+    /// A worker's contribution was accepted, dropped or given up, and so were all earlier ones.
     pub(crate) fn release(&mut self, worker: WorkerId, id: ContributionId, now: Time) {
         self.waiting.retain(|&(waiting, wanted)| waiting != worker || wanted > id);
         if self.holders.get(&worker).is_some_and(|held| held.id <= id)
@@ -95,7 +95,7 @@ impl Credits {
         }
     }
 
-    /// Who may push next, if it is somebody's turn.
+    /// The worker that may push next, if there is a turn.
     pub(crate) fn next(&mut self, now: Time) -> Option<(WorkerId, ContributionId)> {
         let (worker, id) = *self.waiting.front().filter(|_| self.has_turn(now))?;
         self.waiting.pop_front();
@@ -103,7 +103,7 @@ impl Credits {
         Some((worker, id))
     }
 
-    /// When [`Self::next`] may have somebody although nothing was released.
+    /// The time at which [`Self::next`] may return a worker although nothing was released.
     pub(crate) fn next_wake(&self, now: Time) -> Option<Time> {
         if self.waiting.is_empty() || self.holders.len() >= self.places {
             return None;
@@ -171,7 +171,7 @@ mod tests {
     fn a_place_for_older_work_serves_the_newer_and_is_never_lost() {
         let mut credits = Credits::new(1, LARGE);
         let (old, new) = (ContributionId(4), ContributionId(5));
-        // Said before its round was cut, heard after.
+        // Requested before its round was cut, received after.
         assert!(credits.request(WorkerId(0), old, at(0)));
         assert!(!credits.reserve(WorkerId(0), new, 2));
         assert!(!credits.request(WorkerId(1), new, at(0)));
@@ -205,12 +205,12 @@ mod tests {
         credits.release(WorkerId(0), id, at(10));
         assert_eq!(credits.next(at(10)), Some((WorkerId(4), id)));
         assert_eq!(credits.next(at(10)), None);
-        // Three do not move any more.
+        // Three pushes make no progress.
         let wake = credits.next_wake(at(10)).unwrap();
         assert_eq!(wake, at(30));
         let next = std::iter::from_fn(|| credits.next(wake)).count();
         assert_eq!(next, 3);
-        // Others wait, and nothing will change for a while.
+        // The others wait, and nothing will change for a while.
         assert!(credits.next_wake(wake).is_some_and(|at| at > wake));
     }
 }

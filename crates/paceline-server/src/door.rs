@@ -1,4 +1,4 @@
-//! The door: every connection says what it is and is let in or not, whatever it is for.
+//! The door: the handshake of every incoming connection, which is then admitted or refused.
 
 use std::{
     io::ErrorKind,
@@ -33,28 +33,29 @@ use crate::{
     },
 };
 
-/// Messages of one worker that may wait for the coordinator. A flood waits where it comes from.
+/// Messages of one worker that may be queued for the coordinator. Further messages wait in the worker's
+/// connection.
 const BACKLOG: usize = 64;
 
 /// The pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What the door leads to.
+/// The destinations of admitted connections, and the conditions of admission.
 pub(crate) struct Door {
-    /// What peers must show; nothing is asked of them without one.
+    /// The token that peers must present; `None` to admit all.
     pub(crate) token: Option<String>,
-    /// The coordinator, where there is one behind this door.
+    /// The coordinator, if there is one behind this door.
     pub(crate) coordinator: Option<UnboundedSender<Input>>,
-    /// Shards of this process, once they are placed. A data connection finds its own by number.
+    /// Shards of this process, once they are placed. A data connection names its shard by number.
     pub(crate) shards: OnceLock<Vec<LocalShard>>,
-    /// How long a peer may take to say who it is, and to be known.
+    /// How long a peer may take to introduce itself, and to be admitted by its shard.
     pub(crate) patience: Duration,
-    /// Told of every worker's connection that ended, and of everybody who was not let in.
+    /// Called for every worker's connection that ended and for every peer that was refused.
     pub(crate) report: Box<dyn Fn(Ended) + Send + Sync>,
 }
 
 impl Door {
-    /// Accepts connections for as long as it is polled; they end with it.
+    /// Accepts connections for as long as it is polled. They end with it.
     pub(crate) async fn serve(self: Arc<Self>, mut listener: impl Listener) {
         let mut guests = JoinSet::new();
         let mut handshakes = Handshakes::new();
@@ -69,7 +70,7 @@ impl Door {
                     while guests.try_join_next().is_some() {}
                 }
                 Err(error) => {
-                    // Out of file descriptors, most likely; those in use will be freed.
+                    // Most likely out of file descriptors; some will be freed.
                     if !std::mem::replace(&mut is_failing, true) {
                         tracing::warn!("failed to accept a connection, will try again: {error}");
                     }
@@ -121,13 +122,13 @@ impl Door {
         reader: &mut FrameReader<ReadHalf<S>>,
         writer: &mut FrameWriter<WriteHalf<S>>,
     ) -> Result<Hello, FrameError> {
-        // Ours goes first, so that a peer of another version learns what this one is.
+        // Our preamble goes first, so that a peer of another version learns ours.
         writer.preamble().await?;
         reader.preamble().await?;
         reader.message().await
     }
 
-    /// Takes the same time whatever the difference is.
+    /// Compares in constant time.
     fn admits(&self, shown: &str) -> bool {
         let Some(token) = &self.token else { return true };
         let (token, shown) = (token.as_bytes(), shown.as_bytes());
@@ -254,7 +255,7 @@ impl Door {
     }
 }
 
-/// A shard that listens everywhere is reached where it called from.
+/// A shard that listens on all interfaces is reached at the host from which it connected.
 fn reachable(address: &str, peer: &str) -> String {
     let (Some((host, port)), Some((peer_host, _))) =
         (address.rsplit_once(':'), peer.rsplit_once(':'))
@@ -273,7 +274,7 @@ async fn listen<R: AsyncRead + Unpin>(
     worker: WorkerId,
     session: u64,
 ) -> FrameError {
-    // Most messages are a few bytes: one read takes header and payload.
+    // Most messages are a few bytes: one read takes header and payload together.
     let mut reader = reader.map(|inner| BufReader::with_capacity(1024, inner));
     let backlog = Arc::new(Semaphore::new(BACKLOG));
     loop {
@@ -292,7 +293,7 @@ async fn listen<R: AsyncRead + Unpin>(
     }
 }
 
-/// Writes what is queued, all of it in one go. A worker that does not listen is as good as gone.
+/// Writes all queued frames in one go. Fails if the worker does not read them in time.
 async fn speak<W: AsyncWrite + Unpin>(
     mut writer: FrameWriter<W>,
     mut frames: UnboundedReceiver<Arc<[u8]>>,

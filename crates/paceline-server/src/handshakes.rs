@@ -1,4 +1,4 @@
-//! Connections in their handshake: accepted, and not let in yet. They are few at any time.
+//! Connections in their handshake: accepted, and not admitted yet. Their number is bounded.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -7,18 +7,18 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// The most connections in their handshake at once. Others wait where the kernel queues them.
+/// The most connections in their handshake at once. Further ones wait in the kernel's queue.
 pub(crate) const MAX_HANDSHAKES: usize = 256;
 
 /// While that many are open, the oldest must make room for the next after this long. An honest peer
-/// says what it is as soon as it runs: of 256 workers that two busy cores started at once, some took
-/// longer than 250 ms.
+/// introduces itself as soon as it runs. Of 256 workers that were started at once on two busy cores, some
+/// took longer than 250 ms.
 const CROWDED: Duration = Duration::from_secs(2);
 
-/// The handshakes that are open, as the one that accepts connections knows them.
+/// The open handshakes, as the accept loop knows them.
 pub(crate) struct Handshakes {
     places: Arc<Semaphore>,
-    /// When each began and how it is told to make room, oldest first.
+    /// The start of each and the channel that tells it to make room, oldest first.
     open: VecDeque<(Instant, oneshot::Sender<()>)>,
 }
 
@@ -34,7 +34,7 @@ impl Handshakes {
         Handshakes { places: Arc::new(Semaphore::new(MAX_HANDSHAKES)), open: VecDeque::new() }
     }
 
-    /// Begins a handshake as soon as there is room; makes room if the oldest takes too long.
+    /// Begins a handshake as soon as there is room. Makes room if the oldest takes too long.
     pub(crate) async fn begin(&mut self) -> Handshake {
         let place = self.room().await.expect("the places are never closed");
         let (displace, displaced) = oneshot::channel();
@@ -73,11 +73,11 @@ mod tests {
         for _ in 0..MAX_HANDSHAKES {
             open.push_back(handshakes.begin().await);
         }
-        // One that is done makes room at once.
+        // A finished handshake makes room at once.
         open.remove(3);
         open.push_back(handshakes.begin().await);
         assert!(open.iter_mut().all(|one| one.displaced.try_recv().is_err()));
-        // Else the oldest is told to, after a while, and nobody else is.
+        // Otherwise only the oldest is told to make room, after a while.
         let began = Instant::now();
         let mut oldest = open.pop_front().unwrap();
         let leaves = async {

@@ -1,4 +1,4 @@
-//! Everything that can happen to a coordinator, in one queue.
+//! The coordinator's inputs, in one queue.
 
 use std::path::PathBuf;
 
@@ -15,33 +15,34 @@ use crate::{
     workers::Outbox,
 };
 
-/// One thing that happened.
+/// One input.
 pub(crate) enum Input {
-    /// A worker is at the door.
+    /// A worker asks to join.
     Call(Call),
-    /// A worker says something; its place in the queue is free again once that is heard.
+    /// A message from a worker. Its place in the backlog is free again once the message is handled.
     Worker { worker: WorkerId, session: u64, message: FromWorker, _place: OwnedSemaphorePermit },
     /// A connection ended.
     Ended(Ended),
-    /// A shard of another process is at the door.
+    /// A shard of another process asks to join.
     ShardCall(ShardCall),
-    /// A shard says something, or has failed.
+    /// A report from a shard, or its failure.
     Shard { index: u32, report: Result<ShardReport, String> },
-    /// A version was measured, or could not be.
+    /// An evaluation has ended.
     Evaluated { version: Version, result: Result<Evaluation, String> },
-    /// A checkpoint is on disk, or is not; `None` where it is not finite.
+    /// A checkpoint has ended; `None` if the parameters are not finite.
     Checkpointed { version: Version, result: Result<Option<PathBuf>, String> },
 }
 
-/// A connection that is no more.
+/// A connection that has ended.
 pub(crate) enum Ended {
-    /// Of a peer that was not let in.
+    /// The connection of a peer that was not admitted.
     Stranger { peer: String, error: String },
-    /// Of a worker: its control connection, or a data connection that it cannot go on without.
+    /// A worker's control connection, or a data connection that it cannot go on without.
     Worker { worker: WorkerId, session: u64, why: LeaveReason },
 }
 
-/// Why a worker is gone whose connection ended with `error`: it hung up, or was hung up on.
+/// The reason for a worker's leaving, from the `error` that ended its connection: it hung up, or was
+/// disconnected.
 pub(crate) fn leave_reason(error: &FrameError) -> LeaveReason {
     match error {
         FrameError::Closed | FrameError::Truncated | FrameError::Io(_) => LeaveReason::Disconnected,
@@ -49,7 +50,7 @@ pub(crate) fn leave_reason(error: &FrameError) -> LeaveReason {
     }
 }
 
-/// A worker that wants in.
+/// A worker that asks to join.
 pub(crate) struct Call {
     pub(crate) wish: Option<u32>,
     pub(crate) name: String,
@@ -57,7 +58,7 @@ pub(crate) struct Call {
     pub(crate) reply: oneshot::Sender<Result<Job, String>>,
 }
 
-/// A shard process that wants in.
+/// A shard process that asks to join.
 pub(crate) struct ShardCall {
     pub(crate) index: u32,
     pub(crate) of: u32,

@@ -1,8 +1,8 @@
 //! The server: one coordinator and its shards, in one process or in several.
 //!
-//! [`serve`] drives the sans-IO coordinator of `paceline-core` from sockets and a clock;
-//! [`serve_shard`] runs one shard in a process of its own. Decisions are made in the core, sums in
-//! `shard`; what is here moves messages between them.
+//! [`serve`] drives the sans-IO coordinator of `paceline-core` from sockets and a clock; [`serve_shard`] runs
+//! one shard in a process of its own. The core decides, `shard` sums, and this crate moves messages between
+//! them.
 
 mod checkpoints;
 mod config;

@@ -1,4 +1,4 @@
-//! Where the parameters are: shards in this process or in others, behind one way to talk to them.
+//! The placement of the parameters: shards in this process or in others, behind one interface.
 
 use std::sync::{Arc, mpsc};
 
@@ -18,12 +18,12 @@ use crate::{
     shard::{self, ShardCommand, ShardInbox, link::BlockShape, sharing},
 };
 
-/// The way to every shard.
+/// The channels to all shards.
 pub(crate) struct ShardChannels {
     channels: Vec<ShardChannel>,
-    /// What happened before they were ready, to be handled then.
+    /// Inputs that arrived before the shards were ready, to be handled then.
     pub(crate) early: Vec<Input>,
-    /// Where workers reach each; empty for shards behind the coordinator's own door.
+    /// The address of each shard for workers; empty for shards behind the coordinator's own door.
     pub(crate) addresses: Vec<String>,
 }
 
@@ -34,7 +34,7 @@ enum ShardChannel {
 
 impl ShardChannel {
     fn send(&self, command: ShardCommand) {
-        // A shard that has failed reports it by itself.
+        // A shard that has failed reports it itself.
         match self {
             ShardChannel::Local(sender) => drop(sender.send(ShardInbox::Command(command))),
             ShardChannel::Remote(sender) => drop(sender.send(command)),
@@ -60,7 +60,7 @@ impl ShardChannels {
         }
     }
 
-    /// To some of them.
+    /// Sends `message` to some of the shards.
     pub(crate) fn send_to<'a>(
         &self,
         shards: impl IntoIterator<Item = &'a ShardId>,
@@ -71,7 +71,7 @@ impl ShardChannels {
         }
     }
 
-    /// Puts the parameters on the shards and waits until all hold them.
+    /// Sends the parameters to the shards and waits until all hold them.
     pub(crate) async fn place(
         config: &ServerConfig,
         layout: &Layout,
@@ -90,8 +90,8 @@ impl ShardChannels {
             staging,
             fold_at_close: config.folds_at_close(),
             patience: config.liveness,
-            // Who is left behind reads gradients later than their memory is kept for it. A slowed link
-            // must not be bypassed.
+            // A shard that is left behind reads gradients later than their memory is kept. A slowed link must
+            // not be bypassed.
             sharers: (config.transport == Transport::Auto && !config.is_weak() && !slowed)
                 .then_some(u32::try_from(config.round.expected).unwrap_or(u32::MAX)),
         };
@@ -144,16 +144,16 @@ fn spawn_local(
     Ok(ShardChannels { channels, addresses, early: Vec::new() })
 }
 
-/// A shard of another process that has called.
+/// A shard of another process that has connected.
 struct Caller {
     channel: ShardChannel,
     address: String,
-    /// It holds its part.
+    /// Whether it holds its part of the parameters.
     ready: bool,
 }
 
-/// Gives each its part as it calls, until all hold theirs. Who goes before that leaves its place
-/// to whoever calls next.
+/// Sends each shard its part as it connects, until all hold theirs. If a shard leaves before that, the next
+/// one to connect takes its place.
 async fn call_remote(
     specs: Vec<ShardSpec>,
     start: &Start,
@@ -225,7 +225,7 @@ fn blocks_of(spec: &ShardSpec, start: &Start) -> Vec<Block> {
     spec.layout.shard_blocks(spec.index).map(block).collect()
 }
 
-/// Gathers the shards' reports of their state into the whole model.
+/// Collects the shards' snapshots into the whole model.
 pub(crate) struct Gathering {
     parts: Vec<Option<Vec<Block>>>,
 }
@@ -235,7 +235,7 @@ impl Gathering {
         Gathering { parts: (0..shards).map(|_| None).collect() }
     }
 
-    /// Adds one shard's part; the whole model once all are here.
+    /// Adds one shard's part. Returns the whole model once all parts are here.
     pub(crate) fn add(&mut self, shard: u32, blocks: Vec<Block>) -> Option<Vec<Block>> {
         *self.parts.get_mut(shard as usize)? = Some(blocks);
         if self.parts.iter().any(Option::is_none) {
@@ -245,8 +245,7 @@ impl Gathering {
     }
 }
 
-/// The values of all blocks, or one of their optimiser slots, as one flat vector; nothing is
-/// copied.
+/// The values of all blocks, or one of their optimiser slots, as one flat vector, without copying.
 pub(crate) fn flat(blocks: &[Block], slot: Option<usize>) -> FlatVec {
     let pick = |block: &Block| match slot {
         None => block.snapshot(),

@@ -22,22 +22,22 @@ use crate::{
     shard::{self, ShardInbox, ShardReport, link, sharing},
 };
 
-/// What a shard process is told.
+/// The settings of a shard process.
 #[derive(Debug, Clone)]
 pub struct ShardConfig {
-    /// Which shard this is.
+    /// The shard's number.
     pub index: u32,
-    /// Of how many.
+    /// The number of shards.
     pub of: u32,
-    /// Where workers reach it.
+    /// The address at which workers reach it.
     pub address: String,
-    /// What lets it in at the coordinator, and workers in here.
+    /// The token that it presents to the coordinator and that workers must present to it.
     pub token: Option<String>,
-    /// Faults that it bears on purpose.
+    /// Injected faults, if any.
     pub faults: Option<Arc<dyn ShardFaults>>,
 }
 
-/// Runs one shard: calls the coordinator over `stream`, holds what it is told to, and serves
+/// Runs one shard: connects to the coordinator over `stream`, holds its part of the parameters, and serves
 /// workers on `listener` until the run is over.
 pub async fn serve_shard<S>(
     config: ShardConfig,
@@ -99,7 +99,7 @@ where
     }
 }
 
-/// The coordinator hears of connections that ended here as if they had ended at its own door.
+/// Reports connections that ended here to the coordinator as if they had ended at its own door.
 fn tell(reports: UnboundedSender<Result<ShardReport, String>>) -> impl Fn(Ended) {
     move |ended| {
         let report = match ended {

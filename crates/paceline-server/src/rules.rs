@@ -1,4 +1,5 @@
-//! Settings that are out of range or do not go together. [`crate::serve`] refuses to run with them.
+//! Rules for settings: their ranges, and the combinations that work. [`crate::serve`] refuses to run with
+//! others.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ const SHORTEST_LIVENESS: Duration = Duration::from_millis(100);
 /// The longest block that a frame carries, in elements.
 const MAX_BLOCK_ELEMS: usize = MAX_BLOCK / size_of::<f32>();
 
-/// What is wrong with the settings of a run. Settings have the names that users know.
+/// Errors in the settings of a run. Settings have the names that users know.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum ConfigError {
     /// A number that is too small or too large.
@@ -27,28 +28,28 @@ pub enum ConfigError {
     OutOfRange {
         /// The setting.
         setting: &'static str,
-        /// The least that is allowed.
+        /// The smallest value that is allowed.
         least: u64,
-        /// The most that is allowed.
+        /// The largest value that is allowed.
         most: String,
         /// The value.
         found: u64,
     },
-    /// A count of nothing.
+    /// A count of zero.
     #[error("{0} must be at least 1")]
     Zero(&'static str),
     /// A number that must be positive and finite.
     #[error("{0} must be a positive number")]
     NotPositive(&'static str),
-    /// A target accuracy that is no share.
+    /// A target accuracy outside 0 to 1.
     #[error("target-accuracy must be from 0 to 1")]
     NoShare,
-    /// Workers could not prove in time that they are alive.
+    /// The timeout leaves workers too little time for heartbeats.
     #[error("liveness is too short: {liveness:?} with a heartbeat every {heartbeat:?}")]
     ShortLiveness {
         /// Silence after which a worker is dead.
         liveness: Duration,
-        /// Time between signs of life.
+        /// Time between heartbeats.
         heartbeat: Duration,
     },
     /// A setting that works only with certain values of another.
@@ -56,14 +57,14 @@ pub enum ConfigError {
     Needs {
         /// The setting, and its value if that matters.
         setting: String,
-        /// What it takes.
+        /// The other setting that it needs.
         needs: &'static str,
         /// The reason.
         why: String,
     },
 }
 
-/// The settings of a run that are checked together, before anything of it exists.
+/// The settings of a run that are checked together, before the run starts.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules<'a> {
     /// When a round stops waiting.
@@ -82,7 +83,7 @@ pub struct Rules<'a> {
     pub limits: &'a Limits,
     /// Whether sums are made in worker order.
     pub deterministic: bool,
-    /// Time between signs of life of a worker.
+    /// Time between a worker's heartbeats.
     pub heartbeat: Duration,
     /// Silence after which a worker is dead.
     pub liveness: Duration,
@@ -170,7 +171,7 @@ impl Rules<'_> {
         )
     }
 
-    /// Where shards may be left behind, nothing may need all of them at once.
+    /// Where shards may be left behind, no setting may need all of them at once.
     fn check_weak(&self) -> Result<(), ConfigError> {
         let all = match (self.weak.pull, self.weak.push) {
             (Enough::All, Enough::All) => return Ok(()),
@@ -262,7 +263,7 @@ mod tests {
 
     use super::*;
 
-    /// The settings of a small run that may be served.
+    /// The settings of a small run that pass the checks.
     struct Settings {
         policy: PolicySpec,
         objective: Objective,

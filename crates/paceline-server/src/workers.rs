@@ -1,4 +1,4 @@
-//! The workers as the coordinator knows them: how to reach each.
+//! The admitted workers, and the channel to each.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,39 +10,39 @@ use paceline_core::{MAX_WORKERS, Time, WorkerId};
 use paceline_wire::{frame::encode_control, message::ToWorker};
 use tokio::sync::mpsc::UnboundedSender;
 
-/// Where frames for a worker go; dropping it ends the connection.
+/// The queue of frames to a worker. Dropping it ends the connection.
 pub(crate) type Outbox = UnboundedSender<Arc<[u8]>>;
 
-/// A worker that is let in.
+/// An admitted worker.
 #[derive(Debug)]
 struct Peer {
     session: u64,
     name: String,
     outbox: Outbox,
-    /// When a sign of life of it was answered last.
+    /// When one of its heartbeats was last answered.
     answered: Option<Time>,
 }
 
-/// Everybody who is let in.
+/// All admitted workers.
 #[derive(Debug)]
 pub(crate) struct Workers {
-    /// A worker may wish for a number below this one.
+    /// A worker may ask for a number below this one.
     wishable: u32,
     peers: BTreeMap<WorkerId, Peer>,
-    /// Those who were shown out, by session, until their connections have ended: why is on its way.
+    /// Expelled workers, by session, until their connections have ended: the reason is on its way to them.
     leaving: BTreeSet<(WorkerId, u64)>,
 }
 
 impl Workers {
-    /// A run that expects this many workers.
+    /// For a run that expects `expected` workers.
     pub(crate) fn new(expected: usize) -> Self {
         let wishable = roomy(expected).min(MAX_WORKERS as usize) as u32;
         Workers { wishable, peers: BTreeMap::new(), leaving: BTreeSet::new() }
     }
 
-    /// The number of a new worker: the number that it wishes for if that is free and small, else the
-    /// lowest free one. Predictors of run-times hold state for every number up to the largest, so a
-    /// wish alone must not make that large.
+    /// The number of a new worker: the one that it asks for if that is free and small, else the lowest free
+    /// one. Run-time predictors hold state for every number up to the largest, so a request alone must not
+    /// make that large.
     pub(crate) fn number(&self, wish: Option<u32>) -> WorkerId {
         let free = |worker: &WorkerId| !self.peers.contains_key(worker);
         let lowest = || (0..).map(WorkerId).find(free).expect("there are more numbers than peers");
@@ -61,7 +61,7 @@ impl Workers {
         self.peers.get(&worker).map_or("", |peer| &peer.name)
     }
 
-    /// Tells a worker why it is forgotten, if it can still hear it.
+    /// Tells a worker why it is expelled, if its connection is still open.
     pub(crate) fn expel(&mut self, worker: WorkerId, why: String) {
         let Some(peer) = self.peers.get(&worker) else { return };
         if !peer.outbox.is_closed() {
@@ -70,22 +70,22 @@ impl Workers {
         }
     }
 
-    /// A connection has ended of somebody who is forgotten.
+    /// The connection of a removed worker has ended.
     pub(crate) fn gone(&mut self, worker: WorkerId, session: u64) {
         self.leaving.remove(&(worker, session));
     }
 
-    /// Whether anybody has a connection yet.
+    /// Whether any worker is still connected.
     pub(crate) fn any_connected(&self) -> bool {
         !self.peers.is_empty() || !self.leaving.is_empty()
     }
 
-    /// Forgets a worker, which closes its connection; returns its name.
+    /// Removes a worker, which closes its connection. Returns its name.
     pub(crate) fn remove(&mut self, worker: WorkerId) -> String {
         self.peers.remove(&worker).map(|peer| peer.name).unwrap_or_default()
     }
 
-    /// Whether `session` is this worker's present incarnation.
+    /// Whether `session` is this worker's current session.
     pub(crate) fn is_current(&self, worker: WorkerId, session: u64) -> bool {
         self.peers.get(&worker).is_some_and(|peer| peer.session == session)
     }
@@ -94,7 +94,7 @@ impl Workers {
         self.send_frame(worker, encode(message));
     }
 
-    /// The same message to many, encoded once.
+    /// Sends the same message to many workers, encoded once.
     pub(crate) fn send_all(&self, workers: impl IntoIterator<Item = WorkerId>, message: &ToWorker) {
         let frame = encode(message);
         for worker in workers {
@@ -102,8 +102,8 @@ impl Workers {
         }
     }
 
-    /// Answers a sign of life, but not before `least` has passed since the last answer: who floods
-    /// us and does not read must not fill our memory.
+    /// Answers a heartbeat, but not before `least` has passed since the last answer: a worker that floods the
+    /// server and does not read must not fill its memory.
     pub(crate) fn answer(&mut self, worker: WorkerId, sent: Duration, now: Time, least: Duration) {
         let Some(peer) = self.peers.get_mut(&worker) else { return };
         if peer.answered.is_none_or(|last| now >= last + least) {
@@ -124,13 +124,13 @@ impl Workers {
     }
 }
 
-/// Room for a few more workers than a run expects: others may join.
+/// Room for a few more workers than the run expects: others may join.
 pub(crate) fn roomy(expected: usize) -> usize {
     expected.saturating_mul(2).saturating_add(8)
 }
 
-/// A message as a frame. A worker cannot go on without a message that is too long for one, and is told
-/// so instead.
+/// A message as a frame. A worker cannot continue without a message that is too long for one, and is told so
+/// instead.
 fn encode(message: &ToWorker) -> Arc<[u8]> {
     let frame = encode_control(message).or_else(|error| {
         tracing::error!("failed to tell a worker: {error}");

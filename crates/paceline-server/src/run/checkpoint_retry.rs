@@ -1,4 +1,4 @@
-//! Checkpoints that fail: when the next attempt is due, and when the run gives up.
+//! Retries of failed checkpoints: the time of the next attempt, and when the run gives up.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use paceline_core::Time;
 /// The pause after a first failure; each further failure doubles it.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The longest pause: a disk that is full stays so for a while, and each attempt copies the model.
+/// The longest pause: a full disk stays full for a while, and each attempt copies the model.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// The pause between attempts at the last checkpoint of a run.
@@ -20,7 +20,7 @@ const FINAL_ATTEMPTS: u32 = 3;
 #[derive(Debug, Default)]
 pub(super) struct CheckpointRetry {
     failures: u32,
-    /// Failures since the run is ending.
+    /// Failures since the run began to end.
     final_failures: u32,
     last: Option<Time>,
 }
@@ -31,8 +31,8 @@ impl CheckpointRetry {
         *self = CheckpointRetry::default();
     }
 
-    /// A checkpoint failed. Returns whether that ends the run: it does once the last checkpoint of an
-    /// ending run has failed [`FINAL_ATTEMPTS`] times. A run that goes on needs none yet.
+    /// A checkpoint failed. Returns whether that ends the run: it does once the last checkpoint of an ending
+    /// run has failed [`FINAL_ATTEMPTS`] times. A run that continues needs none yet.
     pub(super) fn failed(&mut self, now: Time, is_ending: bool) -> bool {
         self.failures += 1;
         self.final_failures += u32::from(is_ending);

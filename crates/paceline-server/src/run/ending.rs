@@ -1,4 +1,4 @@
-//! The end of a run: everything begun is finished, everybody is told, the books are closed.
+//! The end of a run: work under way is finished, all peers are told, the ledger is reported.
 
 use paceline_core::{EventKind, LedgerReport, SampleCounts, ShardWork, StopReason, Version};
 use paceline_params::ParamHash;
@@ -11,7 +11,7 @@ use crate::{
     input::{Ended, Input},
 };
 
-/// What became of a run.
+/// The result of a run.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// Why it ended.
@@ -24,23 +24,23 @@ pub struct Outcome {
     pub seconds: f64,
     /// Mean training loss of the last rounds (moving average).
     pub loss: Option<f64>,
-    /// The last measurement on the test set.
+    /// The last evaluation on the test set.
     pub evaluation: Option<Evaluation>,
-    /// What became of the samples.
+    /// Counts of used, dropped, requeued and salvaged samples.
     pub samples: SampleCounts,
     /// Samples used by this process alone.
     pub samples_here: u64,
-    /// The books.
+    /// The ledger's final report.
     pub ledger: LedgerReport,
-    /// Hash of the last version, if the shards lived to tell it.
+    /// Hash of the last version, if the shards were still there to report it.
     pub param_hash: Option<ParamHash>,
-    /// What each shard did in the rounds of this process.
+    /// Each shard's work in the rounds of this process.
     pub shards: Vec<ShardWork>,
 }
 
-/// How a run ends.
+/// The end of a run, with the numbers it started from.
 pub(super) struct Ending {
-    /// Why, once it does.
+    /// The reason, once the run ends.
     pub(super) reason: Option<StopReason>,
     /// The version that this process began with.
     pub(super) first_version: Version,
@@ -49,19 +49,19 @@ pub(super) struct Ending {
 }
 
 impl Run {
-    /// The first reason counts. An open round is left as it is: nothing of it was used.
+    /// The first reason counts. An open round stays open: no contribution to it was used.
     pub(super) fn stop_because(&mut self, reason: StopReason) {
         self.ending.reason.get_or_insert(reason);
     }
 
-    /// Nothing good comes of `version`; whatever else would have ended the run.
+    /// `version` has diverged. This overrides any other reason but a failure.
     pub(super) fn diverged(&mut self, version: Version) {
         if !matches!(self.ending.reason, Some(StopReason::Failed(_))) {
             self.ending.reason = Some(StopReason::Diverged(version));
         }
     }
 
-    /// Whether everything begun is finished: the update, the last checkpoint, the last measurement.
+    /// Whether work under way is finished: the update, the last checkpoint, the last evaluation.
     pub(super) fn is_settled(&mut self) -> bool {
         if let Some(StopReason::Failed(_)) = self.ending.reason {
             return !self.snapshots.checkpointing && !self.snapshots.evaluating;
@@ -102,7 +102,7 @@ impl Run {
         true
     }
 
-    /// What this process saved of the version that nobody could compute from is of no use.
+    /// Removes the checkpoint of a diverged version, if this process wrote one.
     fn withdraw(&mut self, version: Version) {
         let saved = self.snapshots.checkpointed.take().filter(|(at, _)| *at == version);
         if let Some(((_, path), config)) = saved.zip(self.config.checkpoints.as_ref()) {
@@ -134,7 +134,7 @@ impl Run {
         }
     }
 
-    /// Tells everybody, and waits a moment for them to go.
+    /// Tells all peers, and waits a moment for them to leave.
     pub(super) async fn part(&mut self, queue: &mut UnboundedReceiver<Input>) {
         let why = self.ending.reason.as_ref().map(ToString::to_string).unwrap_or_default();
         self.members.workers.send_all(self.members.workers.everyone(), &ToWorker::Stop(why));

@@ -14,14 +14,14 @@ use crate::{
     workers::Workers,
 };
 
-/// The workers that take part, and what each may do.
+/// The workers of a run, with their push credits and liveness.
 pub(super) struct Members {
     pub(super) workers: Workers,
     /// The most workers that may take part.
     pub(super) most: usize,
     pub(super) credits: Credits,
     pub(super) liveness: Liveness,
-    /// A worker of the open round was shown out for values that are not finite, and nobody has arrived
+    /// Whether a worker of the open round was expelled for values that are not finite, and none has arrived
     /// since.
     pub(super) doubtful: bool,
 }
@@ -131,7 +131,7 @@ impl Run {
                 *workers += 1;
             }
         }
-        // One that came to nothing is discarded, and needs no permission.
+        // A contribution that was dropped meanwhile is discarded, and needs no permission.
         let is_wanted = self.core.contribution(worker, id).is_some();
         if is_wanted && self.members.credits.request(worker, id, now) {
             self.members.workers.send(worker, &ToWorker::Push { id });
@@ -171,7 +171,7 @@ impl Run {
         act(self);
     }
 
-    /// One connection less, and nothing else.
+    /// A connection has ended. A worker leaves with its connection; the run goes on.
     pub(super) fn ended(&mut self, ended: Ended) {
         match ended {
             Ended::Stranger { peer, error } => {
@@ -186,7 +186,7 @@ impl Run {
         }
     }
 
-    /// Everything of a worker goes: its connections, its place, what is staged of it.
+    /// Removes a worker: its connections, its place and its staged contributions.
     pub(super) fn leave(&mut self, worker: WorkerId, why: LeaveReason) {
         if let LeaveReason::Misbehaved(error) | LeaveReason::NotFinite(error) = &why {
             self.members.workers.expel(worker, error.clone());
@@ -196,7 +196,7 @@ impl Run {
         self.release(worker, ContributionId(u64::MAX));
         let now = self.now();
         let blown = matches!(why, LeaveReason::NotFinite(_));
-        // What is in shared memory is found out only when it is folded.
+        // Values in shared memory are checked only when they are folded.
         let counted = self.core.machine().is_working(worker) || self.updates.current.is_some();
         self.members.doubtful |= blown && counted;
         match self.core.handle_leave(worker, why.clone(), now) {
@@ -218,7 +218,7 @@ impl Run {
         self.grant();
     }
 
-    /// Tells those whose turn it is that they may push.
+    /// Tells the workers whose turn it is that they may push.
     pub(super) fn grant(&mut self) {
         let now = self.now();
         while let Some((worker, id)) = self.members.credits.next(now) {
@@ -226,7 +226,7 @@ impl Run {
         }
     }
 
-    /// Who has fallen silent.
+    /// Removes silent workers, and fails the run if a shard is silent.
     pub(super) fn look_around(&mut self) {
         let now = self.now();
         for (worker, silence) in self.members.liveness.silent(now) {
@@ -235,8 +235,8 @@ impl Run {
         self.look_at_shards(now);
     }
 
-    /// A shard in another process gives signs of life; without it the run cannot go on. Reports of
-    /// its whole state may take longer to come over than other words.
+    /// Checks the heartbeats of shards in other processes; the run cannot go on without them. A snapshot may
+    /// take longer to transfer than other reports.
     fn look_at_shards(&mut self, now: Time) {
         let patience =
             self.config.liveness * if self.snapshots.gathering.is_some() { 10 } else { 1 };
@@ -247,7 +247,7 @@ impl Run {
     }
 }
 
-/// Why a worker must go whose report cannot be true.
+/// The reason for expelling a worker whose report cannot be true.
 fn fault(error: MachineError) -> LeaveReason {
     match error {
         MachineError::BadLoss { .. } => LeaveReason::NotFinite(error.to_string()),

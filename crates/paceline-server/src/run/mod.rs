@@ -49,11 +49,11 @@ use snapshots::Snapshots;
 use updates::Updates;
 use waiting::WaitNotice;
 
-/// How often liveness and limits are looked at when nothing happens.
+/// How often liveness and limits are checked when nothing happens.
 const TICK: Duration = Duration::from_millis(200);
 
-/// The policy thinks so long after a round has opened, or half of the last round if that is less:
-/// workers fetch the parameters first, and thinking would keep a core from them.
+/// How long after a round's opening the policy starts to learn; half of the last round if that is less.
+/// Workers fetch the parameters first, and learning would take a core from them.
 const FETCHING: Duration = Duration::from_millis(3);
 
 /// How long workers have to leave after the end of a run.
@@ -68,19 +68,19 @@ pub struct Evaluation {
     pub accuracy: f64,
 }
 
-/// Measures parameters on the test set.
+/// Evaluates parameters on the test set.
 pub type Evaluator = Box<dyn FnMut(&[f32]) -> Evaluation + Send>;
 
-/// Why a run could not be begun, or broke down.
+/// Errors that prevent or end a run.
 #[derive(Debug, Error)]
 pub enum ServerError {
     /// The model cannot be laid out.
     #[error("failed to lay out the model: {0}")]
     Layout(#[from] LayoutError),
-    /// What the run is to begin with does not fit it.
+    /// The initial state does not fit the run.
     #[error("failed to begin: {0}")]
     Start(String),
-    /// The checkpoint's books do not fit the data.
+    /// The checkpoint's ledger does not fit the data.
     #[error("failed to resume: {0}")]
     Ledger(#[from] LedgerError),
     /// Deterministic sums need all contributions at once.
@@ -99,10 +99,10 @@ pub enum ServerError {
     /// Other machines could join without a token.
     #[error(transparent)]
     MissingToken(#[from] MissingToken),
-    /// The listener does not tell where it listens.
+    /// The listener's address is unknown.
     #[error("failed to tell where the server listens: {0}")]
     Listener(#[source] std::io::Error),
-    /// Settings out of range, or that do not go together.
+    /// Settings are out of range or do not go together.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// A shard failed.
@@ -111,12 +111,12 @@ pub enum ServerError {
     /// A connection that the run depends on failed.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// Everybody left.
+    /// All inputs are gone.
     #[error("the server was stopped before it was ready")]
     Stopped,
 }
 
-/// Runs a server until the run is over or `interrupt` says why it must end. Every event goes to `events`.
+/// Runs a server until the run is over or `interrupt` gives a reason to end it. Every event goes to `events`.
 pub async fn serve(
     config: ServerConfig,
     start: Start,
@@ -183,12 +183,12 @@ fn staging(config: &ServerConfig, layout: &Layout) -> Result<u32, ServerError> {
     Ok(fit.min(roomy(config.round.expected) as u32))
 }
 
-/// What one contribution takes in the staging memory.
+/// Bytes of one contribution in the staging memory.
 fn contribution_bytes(layout: &Layout) -> u64 {
     layout.total() as u64 * size_of::<f32>() as u64
 }
 
-/// A run, by what its state is about.
+/// A run, with its state grouped by subject.
 struct Run {
     config: ServerConfig,
     layout: Layout,
@@ -207,7 +207,7 @@ struct Run {
     inputs: UnboundedSender<Input>,
 }
 
-/// When the policy may think.
+/// The time at which the policy may learn.
 #[derive(Default)]
 struct Study {
     /// When the last round opened.
@@ -259,7 +259,7 @@ impl Run {
         }
         let members = Members {
             workers: Workers::new(config.round.expected),
-            // A worker that holds a place finds room on every shard, whatever waits there to be folded.
+            // A worker that holds a place finds room on every shard, whatever still waits there to be folded.
             credits: Credits::new(
                 staging as usize - unfolded(staging),
                 contribution_bytes(&layout),
@@ -325,8 +325,8 @@ impl Run {
                 input = queue.recv() => {
                     let Some(input) = input else { break };
                     self.handle(input);
-                    // What has come meanwhile is decided on together; what comes during that is
-                    // not, or a flood would put off every decision.
+                    // Inputs that are queued already are decided on together. Inputs that arrive meanwhile
+                    // wait for the next pass, or a flood would delay every decision.
                     for _ in 0..queue.len() {
                         let Ok(input) = queue.try_recv() else { break };
                         self.handle(input);
@@ -340,7 +340,7 @@ impl Run {
             }
             self.look_around();
             self.grant();
-            // One moment for both, or a round could open on what is not published.
+            // The same time for both, or a round could open on a version that is not published.
             let now = self.now();
             self.publish(now);
             self.check_limits();
@@ -494,14 +494,14 @@ impl Driver for Run {
     ) {
         self.begin_update(round, closes);
         if self.config.is_weak() && self.core.machine().stops_stragglers() {
-            // Threads that still carry parts of a closed round do not say so.
+            // Threads that still carry parts of a closed round do not report that they stop.
             self.core.give_up_parts(round.base());
         }
     }
 
     fn record(&mut self, event: Event) {
         self.wait_notice.see(&event);
-        // Nobody may be watching any more; the run goes on.
+        // There may be no receiver left; the run goes on.
         let _ = self.events.send(event);
     }
 }

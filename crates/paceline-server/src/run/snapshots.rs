@@ -1,4 +1,4 @@
-//! Snapshots of a published version: measured and written down while the run goes on.
+//! Snapshots of a published version: evaluated and written to disk while the run goes on.
 
 use std::{
     any::Any,
@@ -28,13 +28,13 @@ pub(super) struct Snapshot {
     checkpoint: Option<SavedState>,
 }
 
-/// Snapshots of a run: the one being gathered, and what came of those before.
+/// Snapshots of a run: the one being gathered, and the results of earlier ones.
 pub(super) struct Snapshots {
     pub(super) gathering: Option<Snapshot>,
     pub(super) evaluator: Option<Arc<Mutex<Evaluator>>>,
-    /// An evaluation has not reported back.
+    /// Whether an evaluation is under way.
     pub(super) evaluating: bool,
-    /// A checkpoint has not reported back.
+    /// Whether a checkpoint is being written.
     pub(super) checkpointing: bool,
     pub(super) retry: CheckpointRetry,
     pub(super) evaluation: Option<(Version, Evaluation)>,
@@ -92,7 +92,7 @@ impl Run {
         }
     }
 
-    /// Commands to a shard are carried out in order, so what it reports is this version.
+    /// A shard handles commands in order, so it reports the state of this version.
     pub(super) fn take_snapshot(&mut self, evaluate: bool, checkpoint: bool) {
         let state = || SavedState {
             ledger: self.core.ledger().state(),
@@ -112,7 +112,7 @@ impl Run {
     }
 
     pub(super) fn gathered(&mut self, shard: u32, version: Version, blocks: Vec<Block>) {
-        // A shard that is behind has what it has.
+        // A shard that is behind reports its older version.
         let Some(snapshot) = self.snapshots.gathering.as_mut().filter(|s| s.version >= version)
         else {
             return self.fail(format!("shard {shard} reported {version}, which nobody asked for"));
@@ -175,8 +175,8 @@ impl Run {
         self.beside(write, move |result| Input::Checkpointed { version, result });
     }
 
-    /// A checkpoint is on disk, or has failed. A run that goes on tries again with a later version; a run
-    /// that ends tries its last one a few times, and has failed without it.
+    /// A checkpoint is on disk, or has failed. A run that continues tries again with a later version. A run
+    /// that ends tries its last one a few times, and fails without it.
     pub(super) fn checkpointed(
         &mut self,
         version: Version,
@@ -202,7 +202,7 @@ impl Run {
         }
     }
 
-    /// Does a job on a thread of its own; whatever becomes of it is heard.
+    /// Runs a job on a thread of its own. Its result always reaches the queue.
     fn beside<T: 'static>(
         &self,
         job: impl FnOnce() -> Result<T, String> + Send + 'static,
@@ -213,7 +213,7 @@ impl Run {
     }
 }
 
-/// What came of a job. A panic is an error like any other: somebody waits for an answer.
+/// The result of a job. A panic becomes an error, so that the run does not wait for ever.
 fn outcome<T>(job: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     let said = |panic: &(dyn Any + Send)| {
         let text = panic.downcast_ref::<String>().map(String::as_str);

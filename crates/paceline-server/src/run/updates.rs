@@ -1,4 +1,4 @@
-//! From a closed round to a published version: sums, one plan, updates everywhere.
+//! The update of a closed round: sums on the shards, one plan, and the publication of the new version.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -16,49 +16,49 @@ pub(super) struct Updating {
     round: Round,
     closes: Vec<BlockClose>,
     loss: f64,
-    /// The sum of each close, as far as the shards have reported it.
+    /// The sum of each close, over the reports of the shards so far.
     sums: Vec<SumOfBlocks>,
-    /// The shards that it has, and of these those whose sums, and whose update, are still to come.
+    /// The shards of the round; below, how many of them have not reported their sums and their update.
     of: BTreeSet<ShardId>,
     unsummed: usize,
     unapplied: usize,
     plan: Option<UpdatePlan>,
     hash: Option<ParamHash>,
-    /// When the shards were told.
+    /// When the shards were told to close.
     ordered: Time,
     shards: Vec<ShardWork>,
 }
 
-/// The updates of a run: the one under way, and what came of those before.
+/// The updates of a run: the one under way, and the totals of earlier ones.
 pub(super) struct Updates {
     pub(super) current: Option<Updating>,
     pub(super) open: OpenRound,
-    /// The version that each shard makes, or has made last.
+    /// The version that each shard is making, or has made last.
     versions: Vec<Version>,
-    /// When each shard was told to close a round last.
+    /// When each shard was last told to close a round.
     told: Vec<Time>,
-    /// What shards did for updates that were published without them, until the next tells of it.
+    /// Work of shards on updates that were published without them, to be reported with the next update.
     belated: Vec<ShardWork>,
     /// Updates so far, over all processes of the run.
     pub(super) step: u64,
-    /// The last version that is published.
+    /// The last published version.
     pub(super) version: Version,
     /// When the first round opened.
     pub(super) began: Option<Time>,
     pub(super) published_at: Option<Time>,
     /// Mean training loss of the last rounds (moving average).
     pub(super) loss: Option<f64>,
-    /// What each shard did in all rounds of this process.
+    /// Each shard's work in all rounds of this process.
     pub(super) shard_work: Vec<ShardWork>,
 }
 
-/// What is known of the open round.
+/// Figures of the open round.
 pub(super) struct OpenRound {
     /// Sum of the loss over the samples accepted.
     pub(super) loss: f64,
-    /// Workers that computed from older values, by shard.
+    /// Workers that computed from stale values, by shard.
     pub(super) stale: Vec<u64>,
-    /// The longest that a part of a gradient has taken to each shard.
+    /// The longest time that a part of a gradient took to reach each shard.
     pub(super) parts: Vec<Duration>,
 }
 
@@ -92,7 +92,7 @@ impl Updates {
     }
 }
 
-/// Who is in the sums of these blocks.
+/// The members of the sums of these blocks.
 fn members(close: &BlockClose) -> impl Iterator<Item = WorkerId> + '_ {
     close.members.iter().map(|&(worker, _)| worker)
 }
@@ -104,8 +104,8 @@ impl Updating {
 }
 
 impl Run {
-    /// Membership is fixed: everyone is told, and the shards complete their sums. Where no clipping
-    /// makes the update wait for their norms, they apply it in the same pass.
+    /// Membership is fixed: all workers are told, and the shards complete their sums. Unless clipping makes
+    /// the update wait for their norms, they apply it in the same pass.
     pub(super) fn begin_update(&mut self, round: Round, closes: &[BlockClose]) {
         let sum = |close: &BlockClose| SumOfBlocks { weight: close.weight(), square: 0.0 };
         let sums: Vec<SumOfBlocks> = closes.iter().map(sum).collect();
@@ -124,7 +124,7 @@ impl Run {
             ordered: self.now(),
             shards: vec![ShardWork::default(); self.shards.len()],
         };
-        // Every contribution was computed from old values of the shards that are left out.
+        // Every contribution was computed from stale values of the shards that are left out.
         let all: BTreeSet<WorkerId> = closes.iter().flat_map(members).collect();
         let stale = &mut self.updates.open.stale;
         for ShardId(shard) in self.core.shards().left_out() {
@@ -147,14 +147,14 @@ impl Run {
         self.updates.current = Some(update);
         let apply = (self.config.update.clip == Clip::None).then(|| self.plan()).flatten();
         for shard in self.core.shards().fresh() {
-            // Of its own part alone: the whole could be longer than any frame.
+            // Only the shard's own part: the whole close could exceed the longest frame.
             let blocks = self.layout.shard_blocks(shard.0);
             let closes = closes.iter().map(|close| close.within(blocks.clone())).collect();
             self.shards.send_to([shard], &ToShard::Close { closes, apply: apply.clone() });
         }
     }
 
-    /// A round opens: shards that come back to it skip what they have missed.
+    /// A round opens: shards that take part again skip the updates that they missed.
     pub(super) fn bring_up_to_date(&mut self, base: Version) {
         let skip = ToShard::Skip { version: base };
         for shard in self.core.shards().fresh() {
@@ -177,7 +177,7 @@ impl Run {
         self.members.workers.send_all(self.members.workers.everyone(), &told);
     }
 
-    /// Settles how the open update is made.
+    /// Plans the update under way.
     fn plan(&mut self) -> Option<Apply> {
         let noise = self.core.noise_scale();
         let update = self.updates.current.as_mut()?;
@@ -194,7 +194,7 @@ impl Run {
         Some(apply)
     }
 
-    /// A shard has its sums; when all have, the update is planned (if it was not before) and
+    /// A shard has completed its sums. Once all have, the update is planned (if it was not before) and
     /// applied everywhere.
     pub(super) fn summed(&mut self, shard: ShardId, norms: &[f64]) {
         let Some(update) = self.update_of(shard) else { return };
@@ -211,7 +211,7 @@ impl Run {
         }
     }
 
-    /// A shard has applied an update: the last one, or one that the run did not wait for.
+    /// A shard has applied an update: the current one, or one that the run did not wait for.
     pub(super) fn applied(&mut self, shard: ShardId, hash: Option<ParamHash>, counts: ShardCounts) {
         let now = self.now();
         if let Err(error) = self.core.handle_applied(shard, now) {
@@ -220,7 +220,7 @@ impl Run {
         let place = shard.0 as usize;
         let wait = now.since(self.updates.told[place]);
         let Some(update) = self.update_of(shard) else {
-            // It was published without this one, whose part in it is told with the next.
+            // The update was published without this shard, whose work is reported with the next one.
             self.updates.belated[place] += ShardWork { wait, counts, ..ShardWork::default() };
             return;
         };
@@ -235,7 +235,7 @@ impl Run {
         update.unapplied = update.unapplied.saturating_sub(1);
     }
 
-    /// The update that is under way, if `shard` is at it; it may be at an older one.
+    /// The update under way, if `shard` works on it and not on an older one.
     fn update_of(&mut self, shard: ShardId) -> Option<&mut Updating> {
         let at = self.updates.versions.get(shard.0 as usize)?;
         self.updates.current.as_mut().filter(|update| update.version() == *at)

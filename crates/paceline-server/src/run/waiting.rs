@@ -1,4 +1,4 @@
-//! Rounds that wait far longer than usual: the run says for whom.
+//! Notices about rounds that wait far longer than usual, with the workers that they wait for.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -9,20 +9,20 @@ use paceline_core::{Event, EventKind, Round, Time, WorkerId};
 
 use super::Run;
 
-/// No round is long before this.
+/// No round shorter than this is long.
 const LEAST: Duration = Duration::from_secs(2);
 
-/// A round is long that takes this many times the median of the recent ones.
+/// A round is long if it takes this many times the median of the recent ones.
 const FACTOR: u32 = 5;
 
-/// Recent rounds.
+/// How many recent rounds the median covers.
 const RECENT: usize = 32;
 
-/// Follows the open round by its events and tells when it has become a long one, then again whenever
-/// it has taken twice as long.
+/// Follows the open round through its events. Reports when it has become long, then again whenever its length
+/// has doubled.
 #[derive(Debug, Default)]
 pub(super) struct WaitNotice {
-    /// How long the recent rounds were open, oldest first.
+    /// How long each recent round was open, oldest first.
     recent: VecDeque<Duration>,
     open: Option<OpenRound>,
 }
@@ -38,7 +38,7 @@ struct OpenRound {
 }
 
 impl WaitNotice {
-    /// Something happened.
+    /// Takes in an event.
     pub(super) fn see(&mut self, event: &Event) {
         match (&event.kind, &mut self.open) {
             (EventKind::RoundStarted { round, work }, _) => {
@@ -69,8 +69,7 @@ impl WaitNotice {
         }
     }
 
-    /// If the open round is long and a notice is due: the round, how long it is open, and the workers
-    /// that it waits for.
+    /// If a notice is due: the open round, how long it has been open, and the workers that it waits for.
     pub(super) fn due(&mut self, now: Time) -> Option<(Round, Duration, Vec<WorkerId>)> {
         let open = self.open.as_mut()?;
         let waited = now.since(open.since);
@@ -89,7 +88,7 @@ impl WaitNotice {
 }
 
 impl Run {
-    /// Names the workers that the open round waits for, if it has waited for long.
+    /// Reports the workers that the open round waits for, if it has waited long.
     pub(super) fn tell_of_wait(&mut self, now: Time) {
         if self.ending.reason.is_some() {
             return;

@@ -33,10 +33,10 @@ use super::{
     store::Published,
 };
 
-/// A worker that takes longer to receive an answer is slow by itself: its permit goes to another.
+/// A worker that takes longer to receive an answer is slow by itself: another worker gets its permit.
 const OVERDUE: Duration = Duration::from_millis(100);
 
-/// What a worker can get wrong on a data connection. It costs that connection.
+/// Errors of a worker on a data connection. They cost that connection.
 #[derive(Debug, Error)]
 pub(crate) enum DataError {
     #[error(transparent)]
@@ -77,7 +77,7 @@ impl DataError {
         DataError::NotFinite { tensor, element, id, hint }
     }
 
-    /// Why its worker is gone.
+    /// The reason for which its worker leaves.
     pub(crate) fn why(&self) -> LeaveReason {
         match self {
             DataError::Frame(error) => leave_reason(error),
@@ -88,7 +88,7 @@ impl DataError {
     }
 }
 
-/// A contribution of which some blocks have come.
+/// A contribution of which some blocks have arrived.
 struct Partial {
     id: ContributionId,
     parts: Vec<Lease>,
@@ -106,9 +106,9 @@ pub(crate) struct DataConnection<R, W> {
     /// Its last contribution.
     last: Option<ContributionId>,
     turn: Arc<Semaphore>,
-    /// Where it may hand over memory to share with the shard.
+    /// The listener over which the worker may share memory, until it does.
     listener: Option<HandoverListener>,
-    /// What it shares.
+    /// The memory that the worker shares.
     shared: Option<Shared>,
 }
 
@@ -134,8 +134,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         }
     }
 
-    /// Serves until the worker closes the connection or is no longer let in. What is wrong with it
-    /// is reported before it is told: what it does then must not be heard first.
+    /// Serves until the worker closes the connection or is no longer admitted. An error is reported to the
+    /// coordinator before the worker is told, so that the coordinator learns it before the worker reacts.
     pub(crate) async fn serve(mut self, report: impl FnOnce(&DataError)) {
         let (store, worker, session) = (Arc::clone(&self.store), self.worker, self.session);
         let outcome = tokio::select! {
@@ -144,7 +144,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         };
         if let Err(error) = outcome {
             report(&error);
-            // The worker may be past hearing it.
+            // The worker may no longer read it.
             let error = FromData::Error(error.to_string());
             let _ = timeout(self.store.patience, self.writer.message(&error)).await;
         }
@@ -165,8 +165,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
                     partial = self.block(partial, wire, values).await?;
                 }
                 Ok(Frame::Message(message, bytes)) => {
-                    // A pull counts with its answer: it may be sent before the version exists, in the
-                    // round before.
+                    // A pull is counted with its answer: the request may be sent a round earlier, before the
+                    // version exists.
                     if !matches!(message, ToData::Pull { .. }) {
                         self.store.traffic.received(bytes);
                     }
@@ -210,7 +210,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         };
         let mut part = self.store.pool.lease(values).expect("a place has room for every block");
         self.reader.values(wire, &mut part).await?;
-        // Before the shard hears of it, or its round might be over without these bytes.
+        // Counted before the shard learns of it, or its round might end without these bytes.
         let bytes = Header::Block(wire, values).frame_len();
         self.store.carry(bytes).await;
         self.store.traffic.received(bytes);
@@ -228,12 +228,12 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         let (worker, session) = (self.worker, self.session);
         let staged = Staged { worker, id, session, parts, _place: Some(place) };
         self.shard.send(ShardInbox::Staged(staged)).map_err(|_| DataError::Stopped)?;
-        // The shard has it before anything that the coordinator says of it.
+        // The shard receives the contribution before any command of the coordinator about it.
         self.store.say(FromShard::Staged { worker, session, id });
         Ok(())
     }
 
-    /// The worker has connected to the listener that it was invited to.
+    /// The worker has connected to the listener to which it was invited.
     fn share(&mut self) -> Result<(), DataError> {
         let invited = self.listener.take().zip(self.store.sharing.as_ref());
         let (listener, sharing) = invited.ok_or(SharingError::NotInvited)?;
@@ -241,8 +241,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         Ok(())
     }
 
-    /// A whole contribution is in the worker's memory, and stays there. What is not finite in it is
-    /// found when it is folded: to look for it here would be one more pass over all of it.
+    /// A whole contribution is in the worker's memory, and stays there. Values that are not finite are found
+    /// when it is folded: a check here would be one more pass over all of it.
     async fn push(&mut self, id: ContributionId, segment: u32) -> Result<(), DataError> {
         let shared = self.shared.as_ref().ok_or(SharingError::NotInvited)?;
         let view = shared.view(segment)?;
@@ -251,7 +251,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         self.stage(id, Parts::Mapped { view, share: 1.0 }, place)
     }
 
-    /// Waits for a place. Ids only go forward: a contribution that is pushed twice is counted once.
+    /// Waits for a place. Ids only increase, so a contribution that is pushed twice counts once.
     async fn begin(&mut self, id: ContributionId) -> Result<Place, DataError> {
         match self.last.replace(id) {
             Some(last) if id <= last => return Err(DataError::Backwards { got: id, last }),
@@ -266,7 +266,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         Ok(self.writer.raw(&reply).await?)
     }
 
-    /// Answers a pull request of so many `bytes` unless the worker cancels it, and returns the frame that
+    /// Answers a pull request, a frame of `bytes` bytes, unless the worker cancels it. Returns the frame that
     /// follows the request.
     async fn pull(
         &mut self,
@@ -300,8 +300,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
     }
 }
 
-/// What a worker sends next: a block of so many values, whose head and values are still to be read, or a
-/// message with the bytes of its frame.
+/// A worker's next frame: the header of a block, with its number of values, whose head and values are still
+/// to be read; or a message, with the bytes of its frame.
 enum Frame {
     Block(WireType, usize),
     Message(ToData, usize),
@@ -350,8 +350,8 @@ struct Ready<'a> {
     permit: Option<SemaphorePermit<'a>>,
 }
 
-/// Waits for the version and for a permit to send it. Only a few workers are sent blocks at a time: all at
-/// once they would share the link and the cores of this host, and no worker would begin before the last.
+/// Waits for the version and for a permit to send it. Only a few workers are sent blocks at a time: together
+/// they would share the link and the cores of this host, and no worker would begin before the last.
 async fn ready(store: &Store, version: Version, shared: bool) -> Result<Ready<'_>, DataError> {
     let mut published = store.published.subscribe();
     let published = published
@@ -412,7 +412,7 @@ impl<W: AsyncWrite + Unpin> Answer<'_, W> {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
-            // Before the worker has it, or its round might be over without these bytes.
+            // Counted before the worker has it, or its round might end without these bytes.
             self.store.traffic.sent(bytes);
             self.store.traffic.fresh(1);
             self.writer.block(head, values).await?;
@@ -443,8 +443,8 @@ fn check_block(
     }
 }
 
-/// Checked while the values, which begin at `at` of the flat vector and came as `wire`, are still in
-/// the cache, and before anybody counts on them.
+/// Checks the values, which begin at `at` of the flat vector and were sent as `wire`, while they are still in
+/// the cache and before they count.
 fn check_finite(
     layout: &Layout,
     wire: WireType,

@@ -1,5 +1,5 @@
-//! The connection between a coordinator and a shard that lives in another process: messages, and
-//! the blocks that follow some of them.
+//! The connection between a coordinator and a shard in another process: messages, and the blocks that follow
+//! some of them.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -19,7 +19,7 @@ use tokio::{
 use super::{ShardCommand, ShardReport};
 use crate::run::ServerError;
 
-/// What a shard's blocks look like, to whoever reads them.
+/// The lengths and slots of a shard's blocks, for reading them.
 #[derive(Debug, Clone)]
 pub(crate) struct BlockShape {
     lengths: Vec<usize>,
@@ -43,14 +43,14 @@ pub(crate) async fn write_command<W: AsyncWrite + Unpin>(
     write(writer, &command.message, &command.blocks).await
 }
 
-/// Writes reports as they come, and a sign of life where none comes for so long. What has blocks goes block
-/// by block, and messages in between: they are not to wait for it.
+/// Writes reports as they come, and a heartbeat after `idle` without one. A report with blocks is written
+/// block by block, with messages in between, so that they need not wait for it.
 pub(crate) async fn write_reports<W: AsyncWrite + Unpin>(
     writer: &mut FrameWriter<W>,
     reports: &mut UnboundedReceiver<Result<ShardReport, String>>,
     idle: Duration,
 ) -> Result<(), ServerError> {
-    // The first is being written, and so many of its frames are.
+    // `written` counts the frames of the first large report that are written.
     let (mut large, mut written) = (VecDeque::<ShardReport>::new(), 0);
     loop {
         let report = match large.is_empty() {
@@ -100,11 +100,11 @@ pub(crate) async fn read_command<R: AsyncRead + Unpin>(
     Ok(ShardCommand { message, blocks })
 }
 
-/// Reads reports; messages may come between the blocks of one that has some.
+/// Reads reports. Messages may come between the blocks of a report.
 pub(crate) struct ReportReader<R> {
     reader: FrameReader<R>,
     shape: BlockShape,
-    /// One whose blocks are coming: those that are whole, and frames of the next.
+    /// A report whose blocks are arriving: its whole blocks, and frames of the next.
     begun: Option<(ShardReport, Vec<Vec<f32>>)>,
 }
 
@@ -136,7 +136,7 @@ impl<R: AsyncRead + Unpin> ReportReader<R> {
         }
     }
 
-    /// Takes in a frame of a block; returns the report that is whole with it.
+    /// Takes in a frame of a block. Returns the report that it completes, if it does.
     async fn block(&mut self, header: Header) -> Result<Option<ShardReport>, FrameError> {
         let Some((report, frames)) = &mut self.begun else {
             return Err(FrameError::WrongKind { expected: "control" });
@@ -153,7 +153,7 @@ impl<R: AsyncRead + Unpin> ReportReader<R> {
     }
 }
 
-/// A block's values go as its frame 0, its optimiser slots as frames 1, 2, …
+/// A block's values are its frame 0, its optimiser slots are frames 1, 2, …
 async fn write<W: AsyncWrite + Unpin, T: Serialize>(
     writer: &mut FrameWriter<W>,
     message: &T,
@@ -251,7 +251,7 @@ mod tests {
         };
         let tensors = vec![paceline_params::TensorSpec::new("w", [1500])];
         let shape = BlockShape::new(&Layout::new(tensors, 500, 1).unwrap(), 0, &optimizer);
-        // What is written waits until it is read, but for a little.
+        // The stream buffers only a few bytes that are not read yet.
         let (here, there) = tokio::io::duplex(100);
         let (say, mut reports) = unbounded_channel();
         say.send(Ok(snapshot(4))).unwrap();
@@ -270,7 +270,7 @@ mod tests {
             assert_eq!(report.blocks.len(), 3);
             assert_eq!(report.blocks[0].values(), [version as f32; 500]);
             assert_eq!(*report.blocks[2].slots()[0], [-3.0; 500]);
-            // While the second is on its way.
+            // Sent while the second snapshot is on its way.
             if version == 4 {
                 say.send(Ok(FromShard::Alive.into())).unwrap();
                 assert_eq!(next().await.message, FromShard::Alive);

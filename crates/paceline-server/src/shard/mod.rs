@@ -1,8 +1,7 @@
 //! A shard: one slice of the parameters, its optimiser state, and the sums that update it.
 //!
-//! [`ShardState`] is the arithmetic, driven by one thread of its own so that folding never holds
-//! up a socket; data connections ([`data`]) hand it whole, checked contributions and read what it
-//! publishes.
+//! [`ShardState`] is the arithmetic, driven by a thread of its own so that folding never blocks a socket.
+//! Data connections ([`data`]) pass it whole, checked contributions and read the versions that it publishes.
 
 pub(crate) mod data;
 pub(crate) mod link;

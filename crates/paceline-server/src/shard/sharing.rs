@@ -17,7 +17,7 @@ use paceline_wire::message::{SEGMENTS, ShardSpec};
 use thiserror::Error;
 
 /// Segments that a shard publishes in: one for the newest version, one for the next in the making, and two
-/// for workers that still compute from older ones. Where more are kept, versions go as blocks.
+/// for workers that still compute from older ones. If workers keep more, versions are sent as blocks.
 const PUBLISHED: usize = 4;
 
 /// Turns sharing off where this host has less shared memory than these shards and their workers need.
@@ -39,7 +39,7 @@ pub(crate) fn disable_without_room(specs: &mut [ShardSpec]) {
     }
 }
 
-/// Why a worker that says it shares memory does not.
+/// Errors of a worker that claims to share memory.
 #[derive(Debug, Error)]
 pub(crate) enum SharingError {
     #[error("it shares memory though it was not invited to")]
@@ -56,7 +56,7 @@ pub(crate) enum SharingError {
     NoRegister(ViewError),
 }
 
-/// What a shard's data connections need to share memory.
+/// The state that a shard's data connections need to share memory.
 #[derive(Debug)]
 pub(crate) struct Sharing {
     /// The workers that read the shard's versions.
@@ -85,7 +85,7 @@ impl Sharing {
         }
     }
 
-    /// Listens for a worker that calls from this host. Its address is a first look: to reach the listener
+    /// Listens for a worker that connects from this host. The address is only a hint: reaching the listener
     /// is the proof.
     pub(crate) fn invite(&self, peer: &str) -> Option<HandoverListener> {
         let address: SocketAddr = peer.parse().ok()?;
@@ -94,8 +94,8 @@ impl Sharing {
         listener.inspect_err(|error| tracing::warn!("failed to invite {peer}: {error}")).ok()
     }
 
-    /// Maps the segments that the worker sent, and sends it the shard's. `None` if that fails for no fault
-    /// of the worker's, which then goes by TCP.
+    /// Maps the segments that the worker sent, and sends it the shard's. `None` if that fails through no
+    /// fault of the worker, which then uses TCP.
     pub(crate) fn accept(
         &self,
         listener: &HandoverListener,
@@ -148,7 +148,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// The segment that it says a gradient is in.
+    /// The segment that the worker names for a gradient.
     pub(crate) fn view(&self, segment: u32) -> Result<Arc<View>, SharingError> {
         let view = self.views.get(segment as usize).cloned();
         view.ok_or(SharingError::NoSegment(segment))
@@ -161,7 +161,7 @@ pub(crate) struct Mirror {
     publication: Publication,
     /// Where each block's values begin.
     starts: Vec<usize>,
-    /// The blocks that are written already, while a version is.
+    /// The blocks that are already written, while a version is being written.
     written: Option<Vec<bool>>,
 }
 
@@ -173,12 +173,12 @@ impl Mirror {
         Mirror { publication, starts, written: None }
     }
 
-    /// A version is being made. It goes nowhere if workers keep all segments but that of the newest version.
+    /// Begins a version. It is not written if workers keep all segments but that of the newest version.
     pub(crate) fn begin(&mut self) {
         self.written = self.publication.begin().then(|| vec![false; self.starts.len()]);
     }
 
-    /// Writes a block of the version, if it was begun.
+    /// Writes a block of the version that was begun, if one was.
     pub(crate) fn write(&mut self, block: usize, values: &[f32]) {
         if let Some(written) = &mut self.written {
             written[block] = true;
@@ -186,8 +186,8 @@ impl Mirror {
         }
     }
 
-    /// Publishes the version, if it was begun, with the blocks that did not change. Returns the segment that
-    /// holds it.
+    /// Publishes the version that was begun, if one was, with the blocks that did not change. Returns the
+    /// segment that holds it.
     pub(crate) fn finish(&mut self, version: u64, blocks: &[Block]) -> Option<u32> {
         let written = self.written.take().unwrap_or_default();
         for (block, _) in written.iter().enumerate().filter(|(_, written)| !**written) {

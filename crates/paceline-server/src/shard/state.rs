@@ -1,4 +1,4 @@
-//! The arithmetic of a shard: what is staged, what is folded, what is published.
+//! The arithmetic of a shard: staged contributions, their sums, and the blocks that the sums update.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ use super::{
     tiles::{FUSE, Source, Tiles},
 };
 
-/// The coordinator asked for what cannot be: the shard and it no longer agree.
+/// The coordinator's command contradicts the shard's state: the two no longer agree.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub(crate) enum ShardError {
     #[error("{worker}'s contribution {id} was accepted but is not staged here")]
@@ -31,22 +31,22 @@ pub(crate) enum ShardError {
     WrongScales { got: usize, expected: usize },
 }
 
-/// Accepted contributions that may wait in a staging memory for `staging` until there are more to
-/// fold in the same pass.
+/// How many accepted contributions may wait, in a staging memory for `staging` of them, until there are more
+/// to fold in the same pass.
 pub(crate) fn unfolded(staging: u32) -> usize {
     FUSE.min((staging as usize).div_ceil(2)).saturating_sub(1)
 }
 
-/// Values of a contribution that are not finite. It counts nothing there, and the others for it.
+/// Values of a contribution that are not finite. It is left out there, and the other members make up for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Spoilt {
     pub(crate) worker: WorkerId,
     pub(crate) session: u64,
     pub(crate) id: ContributionId,
-    /// The first of them, in the flat vector.
+    /// Index of the first such value in the flat vector.
     pub(crate) at: usize,
     block: usize,
-    /// Where in the block it counts nothing.
+    /// The range of the block in which it is left out.
     tile: Range<usize>,
 }
 
@@ -55,22 +55,22 @@ pub(crate) struct ShardState {
     spec: ShardSpec,
     first_block: u32,
     blocks: Vec<Block>,
-    /// Each block's values as halves, where they travel so.
+    /// Each block's values as 16-bit floats, if they are sent so.
     halves: Vec<Arc<[u16]>>,
-    /// Each block's sum, where anything of this round is in it.
+    /// Each block's sum, if it has contributions from this round.
     sums: Vec<Option<Vec<f32>>>,
-    /// Sums that are spent. The one used last is used next: it is still in the cache.
+    /// Buffers of former sums. The last one is reused first: it is still in the cache.
     spent: Vec<Vec<f32>>,
     spares: Spares,
     staged: BTreeMap<(WorkerId, ContributionId), Staged>,
-    /// Accepted and not folded, in order of acceptance.
+    /// Accepted contributions that are not folded, in order of acceptance.
     accepted: Vec<(WorkerId, Staged)>,
-    /// In the sums already.
+    /// Workers whose contributions are in the sums.
     folded: Vec<WorkerId>,
     closes: Vec<BlockClose>,
     fold_time: Duration,
     tiles: Tiles,
-    /// What was found of this round that is not finite.
+    /// Values found in this round that are not finite.
     spoilt: Vec<Spoilt>,
     mirror: Option<Mirror>,
 }
@@ -111,19 +111,19 @@ impl ShardState {
         Ok(state)
     }
 
-    /// What is published next is to be in shared memory, too, where nobody keeps what is there.
+    /// Begins the next version in shared memory, too, if a segment is free.
     pub(crate) fn begin_mirror(&mut self) {
         if let Some(mirror) = &mut self.mirror {
             mirror.begin();
         }
     }
 
-    /// Publishes in shared memory, if that was begun; returns the segment.
+    /// Publishes in shared memory, if that was begun. Returns the segment.
     pub(crate) fn finish_mirror(&mut self, version: Version) -> Option<u32> {
         self.mirror.as_mut()?.finish(version.0, &self.blocks)
     }
 
-    /// What was found of the round that is not finite, once it is closed.
+    /// Takes the values of the closed round that are not finite.
     pub(crate) fn take_spoilt(&mut self) -> Vec<Spoilt> {
         std::mem::take(&mut self.spoilt)
     }
@@ -132,7 +132,7 @@ impl ShardState {
         &self.blocks
     }
 
-    /// The blocks as workers are sent them.
+    /// The blocks as they are sent to workers.
     pub(crate) fn outgoing(&self) -> Arc<[Outgoing]> {
         match self.spec.wire {
             WireType::F32 => self.blocks.iter().map(|b| Outgoing::F32(b.snapshot())).collect(),
@@ -142,15 +142,15 @@ impl ShardState {
         }
     }
 
-    /// Narrows a block once for all who pull it, while it is in the cache. Whoever still reads the
-    /// halves of before keeps them.
+    /// Narrows a block once for all workers that pull it, while it is in the cache. Connections that still
+    /// read the earlier halves keep them.
     fn narrow(&mut self, block: usize) {
         if let WireType::Half(half) = self.spec.wire {
             narrow(half, self.blocks[block].values(), Arc::make_mut(&mut self.halves[block]));
         }
     }
 
-    /// A contribution is here as a whole.
+    /// A whole contribution has arrived.
     pub(crate) fn stage(&mut self, staged: Staged) {
         self.staged.insert((staged.worker, staged.id), staged);
     }
@@ -163,7 +163,7 @@ impl ShardState {
         self.staged.retain(|&(owner, _), _| owner != worker);
     }
 
-    /// A contribution counts, by this share of it.
+    /// A contribution counts, with weight `share`.
     pub(crate) fn accept(
         &mut self,
         worker: WorkerId,
@@ -183,9 +183,9 @@ impl ShardState {
         Ok(())
     }
 
-    /// Folds what is accepted into every sum, if sums are made as contributions come and there is
-    /// enough for a fused pass, or for the staging memory. Where all of so many `workers` are here
-    /// the close is next, which folds and updates block by block: that spares memory a pass.
+    /// Folds the accepted contributions into every sum, if sums are made as contributions arrive and there
+    /// are more than may wait ([`unfolded`]). Once all `workers` have contributed, the close is next, which
+    /// folds and updates block by block: that saves a pass over memory.
     pub(crate) fn fold_accepted(&mut self, workers: usize) {
         let all = self.accepted.len() + self.folded.len() >= workers;
         if all || self.spec.fold_at_close || self.accepted.len() <= unfolded(self.spec.staging) {
@@ -220,7 +220,7 @@ impl ShardState {
         self.fold_time += began.elapsed();
     }
 
-    /// Time spent on sums since this was last asked.
+    /// Takes the time spent on sums since the last call.
     pub(crate) fn take_fold_time(&mut self) -> Duration {
         std::mem::take(&mut self.fold_time)
     }
@@ -259,7 +259,7 @@ impl ShardState {
         Ok(norms)
     }
 
-    /// Where members count nothing in a block, the others count for them.
+    /// Rescales sums where members are left out, so that the other members make up for them.
     fn make_up(&mut self, block: usize, close: &BlockClose) {
         let Some(sum) = &mut self.sums[block] else { return };
         let mut lost: BTreeMap<usize, (Range<usize>, f64)> = BTreeMap::new();
@@ -292,7 +292,7 @@ impl ShardState {
         Ok(pending)
     }
 
-    /// This shard's blocks among those of a close, by their place here.
+    /// This shard's blocks in a close, by their index here.
     fn blocks_of(&self, close: &BlockClose) -> Vec<usize> {
         let here = 0..self.blocks.len();
         here.filter(|&block| close.blocks.contains(self.first_block + block as u32)).collect()
@@ -307,7 +307,7 @@ impl ShardState {
         }
     }
 
-    /// Applies the closed round's update to every block, each scaled as its close says.
+    /// Applies the closed round's update to every block, with the scale of its close.
     pub(crate) fn apply(&mut self, apply: &Apply) -> Result<(), ShardError> {
         let closes = std::mem::take(&mut self.closes);
         self.check_scales(&closes, Some(apply))?;
@@ -319,13 +319,13 @@ impl ShardState {
         Ok(())
     }
 
-    /// Applies a block's sum, unless nobody contributed to it; the sum is then spent.
+    /// Applies a block's sum, unless it has no contribution. The sum's buffer is then free.
     fn update(&mut self, block: usize, apply: &Apply, close: usize) {
         if let Some(sum) = self.sums[block].take() {
             let Apply { step, learning_rate: lr, .. } = *apply;
             let update = Update { step, lr, scale: apply.scales[close] };
             self.blocks[block].apply(&self.spec.optimizer, update, &sum, &self.spares);
-            // While it is in the cache.
+            // While the block is in the cache.
             if let Some(mirror) = &mut self.mirror {
                 mirror.write(block, self.blocks[block].values());
             }
@@ -334,7 +334,7 @@ impl ShardState {
         }
     }
 
-    /// Hash of this shard's part of the parameters; adds up over shards.
+    /// Hash of this shard's part of the parameters. The hashes of all shards add up.
     pub(crate) fn hash(&self) -> ParamHash {
         let offset = self.spec.layout.shard_range(self.spec.index).start;
         let mut at = offset;
@@ -348,7 +348,7 @@ impl ShardState {
 }
 
 impl Staged {
-    /// The values of the shard's block number `block`, which begins at `at` of the flat vector.
+    /// The values of the shard's block `block`, which begins at `at` of the flat vector.
     fn block(&self, block: usize, at: usize) -> Source<'_> {
         match &self.parts {
             Parts::Received(parts) => Source::Values(&parts[block]),
@@ -455,12 +455,12 @@ mod tests {
         shard.stage(staged(1, [1.0; 6]));
         shard.accept(WorkerId(0), ContributionId(0), 0.5).unwrap();
         shard.accept(WorkerId(1), ContributionId(0), 1.0).unwrap();
-        // In one block it is not finite.
+        // One block is not finite.
         segment[5] = f32::INFINITY;
         let members = vec![(WorkerId(0), 3.0), (WorkerId(1), 1.0)];
         let close = BlockClose { blocks: Blocks::All, members };
         shard.close(vec![close], Some(&update(&[0.25]))).unwrap();
-        // The mean of the others is taken there: 1 of weight 1, not of weight 4.
+        // There the mean is over the other workers: 1 of weight 1, not of weight 4.
         assert_eq!(values(&shard), [-0.5, -0.5, -0.5, -0.5, -1.0, -1.0]);
         let spoilt: Vec<_> =
             shard.take_spoilt().iter().map(|s| (s.worker, s.session, s.at)).collect();

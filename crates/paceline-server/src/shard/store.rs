@@ -1,5 +1,5 @@
-//! What a shard's thread and its data connections share: room for contributions, and what is
-//! published.
+//! State shared by a shard's thread and its data connections: room for contributions, and the published
+//! version.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use super::{ShardReport, sharing::Sharing, traffic::Traffic};
 use crate::{credits::at_once, faults::ShardFaults};
 
-/// Takes a shard's reports to the coordinator, an error that ends the shard included.
+/// Sends a shard's reports to the coordinator, including an error that ends the shard.
 pub(crate) type Report = Box<dyn Fn(Result<ShardReport, String>) + Send + Sync>;
 
 /// A whole contribution to one shard, not yet folded.
@@ -27,22 +27,22 @@ pub(crate) type Report = Box<dyn Fn(Result<ShardReport, String>) + Send + Sync>;
 pub(crate) struct Staged {
     pub(crate) worker: WorkerId,
     pub(crate) id: ContributionId,
-    /// Which incarnation of the worker it is from.
+    /// The worker's session that sent it.
     pub(crate) session: u64,
     pub(crate) parts: Parts,
-    /// Its place, held until it is dropped; none in tests of the arithmetic.
+    /// Its place, held until it is dropped; `None` in tests of the arithmetic.
     pub(crate) _place: Option<Place>,
 }
 
 /// Where a contribution's values are.
 #[derive(Debug)]
 pub(crate) enum Parts {
-    /// Here and checked, one buffer for each of the shard's blocks.
+    /// Received and checked, one buffer for each of the shard's blocks.
     Received(Vec<Lease>),
-    /// In memory of its worker, which may change it: looked at when it is folded, in a copy.
+    /// In memory of its worker, which may change it: checked in a copy when it is folded.
     Mapped {
         view: Arc<View>,
-        /// What of it counts.
+        /// The share of its weight that counts.
         share: f32,
     },
 }
@@ -55,16 +55,16 @@ pub(crate) struct Place {
     pub(crate) _room: OwnedSemaphorePermit,
 }
 
-/// A version's blocks, or none while it is being made.
+/// A version and its blocks; without blocks while it is being made.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Published {
     pub(crate) version: Version,
     pub(crate) blocks: Option<Arc<[Outgoing]>>,
-    /// The shared segment that holds it, too, if one does.
+    /// The shared segment that also holds it, if there is one.
     pub(crate) segment: Option<u32>,
 }
 
-/// A block of parameters, as workers are sent it.
+/// A block of parameters, as it is sent to workers.
 #[derive(Debug, Clone)]
 pub(crate) enum Outgoing {
     F32(Arc<Vec<f32>>),
@@ -88,27 +88,27 @@ pub(crate) struct Store {
     pub(crate) pool: Arc<BufferPool>,
     /// One permit for each contribution that may be staged.
     pub(crate) room: Arc<Semaphore>,
-    /// One for each pull that is answered by TCP at the same time.
+    /// One permit for each pull that may be answered by TCP at the same time.
     pub(crate) answers: Semaphore,
     pub(crate) published: watch::Sender<Published>,
     pub(crate) traffic: Traffic,
-    /// How long a peer may be silent where it must speak, or deaf where it must listen.
+    /// How long a peer may delay a frame that it must send or receive.
     pub(crate) patience: Duration,
-    /// Faults that the shard bears on purpose.
+    /// Injected faults, if any.
     pub(crate) faults: Option<Arc<dyn ShardFaults>>,
-    /// What workers of this host share with the shard, if they may.
+    /// The memory shared with workers of this host, if they may share it.
     pub(crate) sharing: Option<Arc<Sharing>>,
-    /// What the coordinator is to hear.
+    /// Sends reports to the coordinator.
     report: Report,
     sessions: Mutex<BTreeMap<WorkerId, Session>>,
     sessions_changed: Notify,
 }
 
-/// A worker that is let in.
+/// An admitted worker.
 #[derive(Debug)]
 struct Session {
     number: u64,
-    /// Its data connection has come.
+    /// Whether its data connection has come.
     connected: bool,
 }
 
@@ -119,7 +119,7 @@ impl Store {
         faults: Option<Arc<dyn ShardFaults>>,
         report: Report,
     ) -> Self {
-        // The last block may be shorter; a buffer lent for it need not be.
+        // The last block may be shorter; a buffer for it need not be.
         let blocks = spec.layout.shard_blocks(spec.index).len();
         let bytes = blocks * spec.layout.block_elems() * size_of::<f32>();
         let room = spec.staging as usize;
@@ -141,27 +141,27 @@ impl Store {
         }
     }
 
-    /// Tells the coordinator something.
+    /// Sends the coordinator a message.
     pub(crate) fn say(&self, message: FromShard) {
         self.report(message.into());
     }
 
-    /// The same, with the blocks that follow.
+    /// Sends the coordinator a report with its blocks.
     pub(crate) fn report(&self, report: ShardReport) {
         (self.report)(Ok(report));
     }
 
-    /// Tells the coordinator what ends the shard.
+    /// Reports an error that ends the shard.
     pub(crate) fn fail(&self, error: String) {
         (self.report)(Err(error));
     }
 
-    /// Of the shard's part of the parameters, in memory.
+    /// Bytes of the shard's part of the parameters, in memory.
     pub(crate) fn bytes(&self) -> usize {
         self.layout.shard_range(self.index).len() * size_of::<f32>()
     }
 
-    /// So many bytes come or go: waits until they have passed a link that is slowed on purpose.
+    /// Waits until `bytes` bytes, in or out, have passed a link that is slowed on purpose.
     pub(crate) async fn carry(&self, bytes: usize) {
         if let Some(passed) = self.faults.as_ref().and_then(|faults| faults.passed_at(bytes)) {
             tokio::time::sleep_until(passed.into()).await;
@@ -182,25 +182,25 @@ impl Store {
         self.sessions().get(&worker).is_some_and(|held| held.number == session)
     }
 
-    /// Workers that are let in.
+    /// The number of admitted workers.
     pub(crate) fn admitted(&self) -> usize {
         self.sessions().len()
     }
 
-    /// Takes the session's one data connection; false if it is taken.
+    /// Claims the session's one data connection; false if it is taken.
     pub(crate) fn connect(&self, worker: WorkerId, session: u64) -> bool {
         let mut sessions = self.sessions();
         let held = sessions.get_mut(&worker).filter(|held| held.number == session);
         held.is_some_and(|held| !std::mem::replace(&mut held.connected, true))
     }
 
-    /// Waits until the session is let in (it may call before the coordinator's word has come), or
-    /// until it no longer is.
+    /// Waits until the session is admitted (a worker may connect before the coordinator's command arrives),
+    /// or until it no longer is, by `wanted`.
     pub(crate) async fn admission(&self, worker: WorkerId, session: u64, wanted: bool) {
         loop {
             let changed = self.sessions_changed.notified();
             tokio::pin!(changed);
-            // Registered before looking, so that no change is missed in between.
+            // Registered before the check, so that no change is missed in between.
             changed.as_mut().enable();
             if self.is_admitted(worker, session) == wanted {
                 return;

@@ -20,18 +20,19 @@ use super::{
 };
 use crate::faults::ShardFaults;
 
-/// What a shard's thread is handed.
+/// The inputs of a shard's thread.
 #[derive(Debug)]
 pub(crate) enum ShardInbox {
     Command(ShardCommand),
     Staged(Staged),
 }
 
-/// A shard in this process: what it shares with its data connections, and the way to its thread.
+/// A shard in this process: the state that it shares with its data connections, and the channel to its
+/// thread.
 pub(crate) type LocalShard = (Arc<Store>, mpsc::Sender<ShardInbox>);
 
-/// Starts a shard. It ends when told to stop, or when nobody can reach it any more; `report` hears
-/// everything it has to say, an error that ends it included.
+/// Starts a shard. It ends when told to stop, or when no sender is left. `report` receives all of its
+/// messages, including an error that ends it.
 pub(crate) fn spawn(
     spec: ShardSpec,
     blocks: Vec<Block>,
@@ -56,12 +57,12 @@ struct ShardThread {
     name: String,
     state: ShardState,
     store: Arc<Store>,
-    /// The most inputs that waited at once since the last update.
+    /// The most inputs that were queued at once since the last update.
     queue: u32,
 }
 
 impl ShardThread {
-    /// Whatever ends it, nobody is left waiting for it.
+    /// However the thread ends, the coordinator learns of it.
     fn live(mut self, version: Version, inbox: &mpsc::Receiver<ShardInbox>) {
         match catch_unwind(AssertUnwindSafe(|| self.run(version, inbox))) {
             Ok(Ok(())) => {}
@@ -75,13 +76,13 @@ impl ShardThread {
         version: Version,
         inbox: &mpsc::Receiver<ShardInbox>,
     ) -> Result<(), ShardError> {
-        // Whoever shares memory finds the first version there, too.
+        // Workers that share memory find the first version there, too.
         self.state.begin_mirror();
         self.publish(version);
         self.store.say(FromShard::Ready);
         let mut waiting = Vec::new();
         while let Ok(first) = inbox.recv() {
-            // All that has come is taken before folding, so that folds are fused.
+            // All queued inputs are handled before folding, so that folds are fused.
             waiting.push(first);
             waiting.extend(inbox.try_iter());
             self.queue = self.queue.max(waiting.len() as u32);
@@ -95,8 +96,8 @@ impl ShardThread {
         Ok(())
     }
 
-    /// Whose gradient was not finite. Before the update is told of: who hears of both knows that it is
-    /// one without them.
+    /// Reports the workers whose gradients were not finite. This comes before the report of the update, so
+    /// its receiver knows that the update is without them.
     fn tell_spoilt(&mut self) {
         let mut told = Vec::new();
         for Spoilt { worker, session, id, at, .. } in self.state.take_spoilt() {
@@ -108,7 +109,7 @@ impl ShardThread {
         }
     }
 
-    /// Returns whether to go on.
+    /// Returns whether to continue.
     fn handle(&mut self, input: ShardInbox) -> Result<bool, ShardError> {
         let command = match input {
             ShardInbox::Command(command) => command,
@@ -159,8 +160,8 @@ impl ShardThread {
         Ok(true)
     }
 
-    /// Nobody is owed the old version any more: taking it down first lets the update run in place,
-    /// except in blocks that somebody is still reading.
+    /// The old version is no longer needed. Withdrawing it first lets the update run in place, except in
+    /// blocks that a connection still reads.
     fn take_down(&mut self, apply: &Apply) {
         let making = Published { version: apply.version, blocks: None, segment: None };
         self.store.published.send_replace(making);
@@ -173,7 +174,7 @@ impl ShardThread {
         if let Some(faults) = &self.store.faults {
             faults.after_update(began.elapsed());
         }
-        // Counted up to here: whoever pulls the new version is in the next round.
+        // Counted up to here: a pull of the new version belongs to the next round.
         let counts = self.counts();
         self.publish(apply.version);
         let hash = apply.hash.then(|| self.state.hash());

@@ -1,20 +1,20 @@
-//! Folding contributions from where they are, memory of other processes included.
+//! Folding of contributions from where they lie, including memory of other processes.
 
 use std::ops::Range;
 
 use paceline_params::{all_finite, fold};
 use paceline_shm::View;
 
-/// Values of a source that are copied at a time: they stay in the cache until they are folded.
+/// Values copied from a source at a time: they stay in the cache until they are folded.
 const TILE: usize = 16_384;
 
-/// How many contributions are folded in one pass over the sums.
+/// Contributions folded in one pass over the sums.
 pub(crate) const FUSE: usize = 4;
 
 /// One block of a contribution.
 pub(crate) enum Source<'a> {
     Values(&'a [f32]),
-    /// In its worker's memory from `at` on; `share` of it counts.
+    /// In its worker's memory from `at` on; `share` of its weight counts.
     Mapped {
         view: &'a View,
         at: usize,
@@ -22,16 +22,16 @@ pub(crate) enum Source<'a> {
     },
 }
 
-/// Room for a tile of each source.
+/// Buffers for one tile of each source.
 #[derive(Debug, Default)]
 pub(crate) struct Tiles {
     hot: Vec<f32>,
 }
 
 impl Tiles {
-    /// Adds the sources to `sum` as [`fold`] does, bit for bit. What another process may change is
-    /// looked at in the copy that is folded: tiles that are not finite count nothing. Returns which
-    /// source, which tile, and the first element that is not finite in it.
+    /// Adds the sources to `sum` as [`fold`] does, bit for bit. Memory that another process may change is
+    /// checked in the copy that is folded: tiles that are not finite count nothing. Returns, for each of
+    /// these, the source, the tile, and the index of the first value that is not finite.
     pub(crate) fn fold(
         &mut self,
         sum: &mut [f32],
@@ -48,8 +48,9 @@ impl Tiles {
                 for (source, hot) in group.iter().zip(self.hot.chunks_mut(TILE)) {
                     source.copy(start, &mut hot[..end - start]);
                 }
-                // What came over a socket is checked. A sum of others is finite only where all of it is:
-                // they are looked at one by one if not, or if it could not be made again.
+                // Values from a socket are already checked. A sum that includes mapped sources is finite only
+                // if all of them are. They are checked one by one if it is not, or if the sum could not be
+                // redone.
                 let checked = !group.iter().any(Source::is_mapped);
                 if first || checked {
                     self.add(sum, first, start, group);
@@ -71,7 +72,7 @@ impl Tiles {
         spoilt
     }
 
-    /// Folds a tile of each source, which begin at `start`; those of other processes are copied.
+    /// Folds a tile of each source, beginning at `start`. Tiles of other processes are copies.
     fn add(&self, sum: &mut [f32], first: bool, start: usize, group: &[Source<'_>]) {
         let mut tiles: [&[f32]; FUSE] = [&[]; FUSE];
         for ((tile, source), hot) in tiles.iter_mut().zip(group).zip(self.hot.chunks(TILE)) {
@@ -89,7 +90,7 @@ impl Source<'_> {
         matches!(self, Source::Mapped { .. })
     }
 
-    /// Copies what is another process's, from `start` of the block on, by the share that counts.
+    /// Copies a mapped source, from `start` of the block on, scaled by its share.
     fn copy(&self, start: usize, hot: &mut [f32]) {
         if let Source::Mapped { view, at, share } = self {
             view.read(at + start, hot);

@@ -1,11 +1,10 @@
-//! What the data connections of a shard carry, counted as it goes.
+//! Traffic counters of a shard's data connections.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use paceline_core::ShardCounts;
 
-/// Frames and bytes since they were last taken. Each is a plain sum, so no order is kept between
-/// them.
+/// Frames and bytes since the counters were last taken. Each is a plain sum, so they need no mutual ordering.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     bytes_in: AtomicU64,
@@ -17,29 +16,29 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    /// A frame came.
+    /// A frame was received.
     pub(crate) fn received(&self, bytes: usize) {
         self.frames_in.fetch_add(1, Relaxed);
         self.bytes_in.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// A frame goes out.
+    /// A frame is sent.
     pub(crate) fn sent(&self, bytes: usize) {
         self.frames_out.fetch_add(1, Relaxed);
         self.bytes_out.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// A worker gets so many blocks of parameters.
+    /// A worker gets `blocks` blocks of parameters.
     pub(crate) fn fresh(&self, blocks: usize) {
         self.blocks_fresh.fetch_add(blocks as u64, Relaxed);
     }
 
-    /// A gradient, or parameters, are read from shared memory.
+    /// A gradient or parameters are read from shared memory.
     pub(crate) fn shared(&self, bytes: usize) {
         self.bytes_shared.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// What was counted, which begins anew.
+    /// Takes the counts and resets them.
     pub(crate) fn take(&self) -> ShardCounts {
         ShardCounts {
             bytes_in: self.bytes_in.swap(0, Relaxed),
