@@ -35,9 +35,9 @@ pub struct WorkerConfig {
     pub token: Option<String>,
     /// The worker number that it asks for.
     pub wish: Option<u32>,
-    /// Host and process, for people.
+    /// Host and process, for display.
     pub name: String,
-    /// Faults that it bears on purpose.
+    /// Injected faults, if any.
     pub faults: Option<MakeFaults>,
     /// The transport of gradients and parameters.
     pub transport: Transport,
@@ -48,7 +48,7 @@ impl WorkerConfig {
         self.token.as_deref().unwrap_or_default()
     }
 
-    /// The address of a shard; one without an address of its own is at the coordinator's.
+    /// The address of a shard. A shard without an address of its own is at the coordinator's.
     pub(crate) fn shard_address<'a>(&'a self, shard: &'a str) -> &'a str {
         if shard.is_empty() { &self.address } else { shard }
     }
@@ -60,9 +60,9 @@ pub enum WorkerError {
     /// The coordinator cannot be reached, refused the worker, or uses another protocol.
     #[error("failed to join at {address}: {error}")]
     Join {
-        /// Where.
+        /// The coordinator's address.
         address: String,
-        /// Why.
+        /// The error.
         error: FrameError,
     },
     /// The coordinator's job cannot be computed here.
@@ -76,8 +76,8 @@ pub enum WorkerError {
     Data(#[from] FrameError),
 }
 
-/// Makes the rule by which a pull waits for shards, from the number of blocks of each and the number of
-/// updates that a shard's values may miss. The caller passes it, so a worker needs no policy crate.
+/// Creates the wait of a pull for shards, from the number of blocks on each shard and the number of updates
+/// that a shard's values may miss. The caller passes it, so a worker needs no policy crate.
 pub type PullWait = fn(Enough, &[u32], u64) -> Shards;
 
 /// How long a worker that lost a shard waits for the coordinator's reason.
@@ -186,8 +186,8 @@ fn run_tasks(runner: &mut TaskRunner<'_>, control: &ControlSender) -> Result<Tal
             Ok(Ended::Pushed) => tally.finished += 1,
             Ok(Ended::Salvaged) => tally.salvaged += 1,
             Ok(Ended::Aborted) => tally.aborted += 1,
-            // At the end of a run connections close in any order. And the coordinator should hear of an
-            // error from the shard that found it, before it receives `Bye`.
+            // At the end of a run, connections close in any order. An error should reach the coordinator from
+            // the shard that found it, before `Bye`.
             Err(error) => match (runner.mailbox.stop_reason(REASON_TIMEOUT), &error) {
                 (Some(Ok(_)), _) => break Ok(()),
                 // A shard's own reason may be lost with its connection.

@@ -29,9 +29,9 @@ pub(crate) struct ShardConnection {
     blocks: Vec<(u32, Range<usize>)>,
     elements: Range<usize>,
     wire: WireType,
-    /// A block on its way out, where it travels as halves.
+    /// The outgoing block as 16-bit floats, if it is sent so.
     halves: Vec<u16>,
-    /// Where the shard publishes, if it shares memory with this worker.
+    /// The shard's published segments, if it shares memory with this worker.
     publisher: Option<Arc<Publisher>>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct RequestWriter(Mutex<RequestState>);
 
 struct RequestState {
     writer: BlockingWriter<Box<dyn Write + Send>>,
-    /// A pull was requested, and its answer is not read to its end.
+    /// Whether a pull was requested and its answer is not fully read.
     pulling: bool,
     /// `Cancel` messages sent so far.
     cancels: u64,
@@ -52,7 +52,7 @@ impl RequestWriter {
         RequestWriter(Mutex::new(RequestState { writer, pulling: false, cancels: 0 }))
     }
 
-    /// Asks the shard to end the answer that is being read, if one is.
+    /// Asks the shard to end the answer that is being read, if there is one.
     pub(crate) fn cancel_pull(&self) -> Result<(), FrameError> {
         let mut state = self.lock();
         if std::mem::take(&mut state.pulling) {
@@ -67,11 +67,11 @@ impl RequestWriter {
     }
 }
 
-/// How a shard answers a pull.
+/// A shard's answer to a pull.
 pub(crate) enum Answer {
-    /// This version is in that segment.
+    /// The version is in this segment.
     Published(Version, u32),
-    /// Blocks follow, of which the first one's header is read.
+    /// Blocks follow; the header of the first one is already read.
     Blocks(Header),
 }
 
@@ -120,8 +120,8 @@ impl ShardConnection {
         if self.publisher.is_some() { 0 } else { self.elements.len() * self.wire.size() }
     }
 
-    /// Requests a version, in shared memory if there is some, unless `is_over`. Returns whether it did. A
-    /// cancel that comes after `is_over` was false finds the request.
+    /// Requests a version, in shared memory if possible, unless `is_over`. Returns whether it did. A cancel
+    /// that comes after `is_over` returned false finds the request.
     pub(crate) fn request(
         &mut self,
         version: Version,
@@ -166,7 +166,7 @@ impl ShardConnection {
         }
     }
 
-    /// Reads over a frame of an answer that was cancelled.
+    /// Skips a frame of an answer that was cancelled.
     fn skip_frame(&mut self) -> Result<(), FrameError> {
         match self.reader.header()? {
             header @ Header::Block(..) => self.reader.skip(header),
@@ -182,12 +182,12 @@ impl ShardConnection {
         }
     }
 
-    /// The answer is read to its end: a cancel has nothing to end.
+    /// The answer is fully read: a cancel has nothing to end.
     fn finish_pull(&self) {
         self.requests.lock().pulling = false;
     }
 
-    /// As [`Self::answer`]; requests `wanted` again if the shard has published an older version.
+    /// Like [`Self::answer`], but requests `wanted` again if the shard has published an older version.
     pub(crate) fn answer_since(
         &mut self,
         wanted: Version,
@@ -250,8 +250,8 @@ impl ShardConnection {
         }
     }
 
-    /// Reads all blocks, of which the first one's header is read already; `None` if the shard stops before
-    /// the last.
+    /// Reads all blocks; the header of the first one is already read. `None` if the shard stops before the
+    /// last.
     fn read_blocks(
         &mut self,
         first: Header,
@@ -288,8 +288,8 @@ impl ShardConnection {
         Ok(Some(Version(version.unwrap_or_default())))
     }
 
-    /// Sends the shard's part of a contribution. Stops between two blocks once `is_over`, and returns
-    /// whether it sent all.
+    /// Sends the shard's part of a contribution. Stops between two blocks once `is_over`, and returns whether
+    /// all was sent.
     pub(crate) fn push(
         &mut self,
         id: ContributionId,
@@ -327,7 +327,7 @@ impl ShardConnection {
         Ok(true)
     }
 
-    /// A shard that closes the connection says why first; that is worth more than "broken pipe".
+    /// A shard that closes the connection sends the reason first, which is more useful than "broken pipe".
     fn reason(&mut self, error: FrameError) -> FrameError {
         match self.reader.message::<FromData>() {
             Ok(FromData::Error(why)) => FrameError::Refused(why),
@@ -375,7 +375,7 @@ mod tests {
         Ok(found.map(|_| part))
     }
 
-    /// What becomes of a pull that the shard answers with these bytes.
+    /// The result of a pull that the shard answers with these bytes.
     fn pulled(answer: Vec<u8>) -> Result<[f32; 2], String> {
         let pulled = pull(&mut connection(answer)).map_err(|error| error.to_string())?;
         Ok(pulled.expect("nobody cancels"))

@@ -1,4 +1,4 @@
-//! Parameters from every shard, gradients to every shard.
+//! The data plane of a worker: parameters from every shard, gradients to every shard.
 
 use std::{sync::Arc, thread};
 
@@ -23,7 +23,7 @@ use crate::{
 /// more than it saves.
 const THREAD_ELEMS: usize = 1 << 20;
 
-/// Bytes of an answer that may as well wait in the kernel until it is read.
+/// Size in bytes up to which an answer may as well wait in the kernel until it is read.
 const SMALL_ANSWER: usize = 64 << 10;
 
 /// The connections to all shards.
@@ -45,21 +45,21 @@ pub(crate) enum Pulled {
     Cancelled,
 }
 
-/// Connections that are used side by side or in turn.
+/// Connections that are used in parallel or in turn.
 pub(crate) struct Lockstep {
     connections: Vec<ShardConnection>,
-    /// Reads parameters in place, where that is possible: all shards share their memory, and no worker
-    /// computes from a version for long after it is old.
+    /// Reads parameters in place, if all shards share their memory and no worker computes for long from an
+    /// old version.
     reader: Option<Reader>,
-    /// Where parameters are copied to otherwise.
+    /// The buffer that parameters are copied to otherwise.
     params: Vec<f32>,
     prefetch: Prefetch,
 }
 
-/// Whether the version after a pushed one is requested at once. A small answer is then here when work on
-/// it is given. A large one would wait in the kernel, out of every cache, and cost more than the request
-/// does (measured: 6 % of a round, 64 workers of 4 MiB). Where rounds do not wait for each other, it
-/// would be older than need be.
+/// Whether to request the next version right after a push. A small answer is then here when the next work
+/// arrives. A large one would wait in the kernel, out of every cache, and cost more than the request does
+/// (measured: 6 % of a round, 64 workers of 4 MiB). Where rounds do not wait for each other, the answer would
+/// be older than necessary.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Prefetch {
     Never,
@@ -69,7 +69,7 @@ enum Prefetch {
     Requested,
 }
 
-/// Cancels the pull that another thread is in.
+/// Cancels the pull that another thread is waiting for.
 #[derive(Default)]
 pub(crate) struct PullCanceller(Vec<Arc<RequestWriter>>);
 
@@ -80,8 +80,8 @@ impl PullCanceller {
 }
 
 impl DataPlane {
-    /// Connects to every shard; returns where gradients are to be computed, too: in memory shared
-    /// with shards of this host, if the transport lets them.
+    /// Connects to every shard. Also returns the buffers to compute gradients in: in memory shared with
+    /// shards of this host, if the transport allows it.
     pub(crate) fn connect(
         connect: &dyn Connect,
         config: &WorkerConfig,
@@ -125,8 +125,8 @@ impl DataPlane {
         DataPlane::Lockstep(Lockstep::new(Vec::new(), false, true))
     }
 
-    /// Cancels pulls of these connections. Shards that may be left behind are not cancelled: the values
-    /// that they send serve a later round.
+    /// Cancels pulls of these connections. Pulls from shards that may be left behind are not cancelled: their
+    /// values serve a later round.
     pub(crate) fn canceller(&self) -> PullCanceller {
         match self {
             DataPlane::Lockstep(shards) => {
@@ -136,9 +136,8 @@ impl DataPlane {
         }
     }
 
-    /// Loads version `wanted` or a newer one, unless `is_cut`. For shards that are `behind`, and where
-    /// that is allowed for others that are not worth waiting for, the values from earlier pulls are
-    /// enough, unless those are too old.
+    /// Loads version `wanted` or a newer one, unless `is_cut`. For shards in `behind`, and for slow shards if
+    /// the run allows it, values from earlier pulls suffice, unless they are too old.
     pub(crate) fn pull(
         &mut self,
         wanted: Version,
@@ -152,7 +151,7 @@ impl DataPlane {
         }
     }
 
-    /// Shards of which the last pull did not wait for the newest values.
+    /// Shards whose newest values the last pull did not wait for.
     pub(crate) fn stale(&self) -> &[u32] {
         match self {
             DataPlane::Lockstep(_) => &[],
@@ -160,9 +159,9 @@ impl DataPlane {
         }
     }
 
-    /// Sends the gradient of a task to all shards that are not behind; gives up between blocks once
-    /// `is_over`. Returns whether all was sent or is on its way; in the second case `gradient`
-    /// is another buffer.
+    /// Sends the gradient of a task to all shards that are not behind. Gives up between blocks once
+    /// `is_over`. Returns whether all was sent or is on its way; if it is on its way, `gradient` is another
+    /// buffer.
     pub(crate) fn push(
         &mut self,
         task: &Task,
@@ -199,12 +198,12 @@ impl Lockstep {
         if prefetched {
             self.prefetch = Prefetch::Idle;
         }
-        // Every shard has its request before any answer is read.
+        // Every shard gets its request before any answer is read.
         let requested = if prefetched { !is_cut() } else { self.request(wanted, is_cut)? };
         let pulled =
             if requested { self.receive(wanted, compute, is_cut)? } else { Pulled::Cancelled };
         if pulled == Pulled::Cancelled {
-            // Some connections may have an answer under way that nobody has cancelled.
+            // Some connections may have an answer under way that was not cancelled.
             self.connections.iter().try_for_each(|shard| shard.requests().cancel_pull())?;
         }
         Ok(pulled)
@@ -260,7 +259,7 @@ impl Lockstep {
         }
     }
 
-    /// Lets parameters be computed from where they are, if all shards have published the same version.
+    /// Computes from the parameters in place, if all shards have published the same version.
     fn keep(&mut self, answers: &[Option<Answer>], compute: &mut dyn Compute) -> Option<Version> {
         let published = answers.iter().map(|answer| match answer {
             Some(Answer::Published(version, segment)) => Some((*version, *segment)),
@@ -305,7 +304,7 @@ impl Lockstep {
     }
 }
 
-/// Runs `job` for every shard: side by side where there is enough to move, else in turn.
+/// Runs `job` for every shard: in parallel where there is enough to move, else in turn.
 fn each<'a, S: Send, T: Send>(
     parts: Vec<(&'a mut ShardConnection, S)>,
     job: impl Fn((&'a mut ShardConnection, S)) -> Result<T, FrameError> + Sync,

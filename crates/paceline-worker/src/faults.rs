@@ -1,4 +1,4 @@
-//! Where faults are injected into a worker.
+//! The interface for faults that are injected into a worker.
 
 use std::{
     sync::Arc,
@@ -8,11 +8,11 @@ use std::{
 use paceline_core::Version;
 use paceline_wire::message::Job;
 
-/// Faults that a worker bears on purpose, in demonstrations and tests. `paceline-faults` implements them;
-/// a worker without an implementation bears none.
+/// Faults injected into a worker, in demonstrations and tests. `paceline-faults` implements them; a worker
+/// without an implementation has none.
 pub trait WorkerFaults {
-    /// The worker has computed a micro-batch of its work on `base`, a `share` of a round's, from `began`
-    /// on, or has given it up. Returns whether the result may still be used.
+    /// The worker has computed a micro-batch on `base`, a `share` of a round's work, since `began`, or has
+    /// given it up. Returns whether the result may still be used.
     ///
     /// `rest` lets time pass until the round is cut, and returns whether all of the time passed.
     fn after_micro_batch(
@@ -24,5 +24,5 @@ pub trait WorkerFaults {
     ) -> bool;
 }
 
-/// Makes the faults of the worker that has this job.
+/// Creates the faults of the worker that has this job.
 pub type MakeFaults = Arc<dyn Fn(&Job) -> Box<dyn WorkerFaults> + Send + Sync>;

@@ -1,9 +1,9 @@
 //! Shards that may be left behind: a thread for each shard pulls and pushes at that shard's pace.
 //!
-//! Such a thread handles one request after the other. A request that has not begun when a newer one
-//! arrives is dropped, so a slow shard is behind and does not fall further behind. After a push the
-//! thread requests the next version by itself: to be told would wake it once more. A cut does not
-//! cancel a pull that has begun: its values serve a later round.
+//! Each thread handles one request after the other. A request that has not begun when a newer one arrives is
+//! dropped, so a slow shard is behind and does not fall further behind. After a push the thread requests the
+//! next version by itself, which saves a wake-up. A cut does not cancel a pull that has begun: its values
+//! serve a later round.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -28,9 +28,9 @@ const QUIET: Duration = Duration::from_secs(1);
 /// The connections to shards, each with a thread.
 pub(crate) struct IndependentShards {
     queue: Arc<RequestQueue>,
-    /// Where each shard's part of the parameters begins.
+    /// The start of each shard's part of the parameters.
     starts: Vec<usize>,
-    /// The versions that are here, and how long a pull waits for newer ones.
+    /// The versions that are held, and the wait for newer ones.
     intake: Intake,
     clock: Instant,
     stale: Vec<u32>,
@@ -42,7 +42,7 @@ pub(crate) struct IndependentShards {
 /// The requests to all shards, shared by the worker and the shards' threads.
 struct RequestQueue {
     shards: Mutex<Vec<PendingRequests>>,
-    /// Wakes the thread of one shard: to wake a thread for nothing costs as much as a small request.
+    /// Wakes the thread of one shard: waking a thread needlessly costs as much as a small request.
     wake: Vec<Condvar>,
 }
 
@@ -105,8 +105,8 @@ impl PendingRequests {
 
 impl IndependentShards {
     /// Starts a thread for each of these connections. `wait` decides how long a pull waits for new values;
-    /// values that are more than `max_stale` rounds old are of no use. A gradient that is of no use
-    /// any more, by `until`, is not sent to its end.
+    /// values may be used for at most `max_stale` rounds. A gradient that can no longer count, by `until`, is
+    /// not sent to its end.
     pub(crate) fn start(
         connections: Vec<ShardConnection>,
         wait: Shards,
@@ -190,7 +190,7 @@ impl IndependentShards {
         Ok(Pulled::Loaded(found))
     }
 
-    /// Loads the values that shards have sent, and requests more where they are not new enough; returns the
+    /// Loads the values that shards have sent, and requests more where they are not new enough. Returns the
     /// newest version among them.
     fn load_answers(&mut self, compute: &mut dyn Compute) -> Result<Option<Version>, FrameError> {
         let mut newest = None;
@@ -210,7 +210,7 @@ impl IndependentShards {
         Ok(newest)
     }
 
-    /// Hands the gradient over to the shards' threads, and takes back a buffer that none of them needs.
+    /// Passes the gradient to the shards' threads, and takes back a buffer that none of them needs.
     pub(crate) fn push(&mut self, task: &Task, gradient: &mut Buffer) -> Result<(), FrameError> {
         let &Task { id, base, ref behind, .. } = task;
         let sent = Arc::new(std::mem::take(gradient));
@@ -255,7 +255,7 @@ impl RequestQueue {
         self.shards.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes the threads that have something to do.
+    /// Wakes the threads that have work.
     fn wake_threads(&self, shards: &[PendingRequests]) {
         for (wake, pending) in self.wake.iter().zip(shards) {
             if pending.push.is_some() || pending.pull.is_some() || pending.closed {
@@ -307,7 +307,7 @@ impl RequestQueue {
         }
     }
 
-    /// Waits for a shard's next request; none when the worker ends.
+    /// Waits for a shard's next request; `None` when the worker ends.
     fn next(&self, shard: usize) -> Option<Request> {
         let mut shards = self.lock();
         loop {

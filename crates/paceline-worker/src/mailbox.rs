@@ -1,4 +1,4 @@
-//! Messages of the coordinator that the worker has not acted on yet.
+//! The mailbox: messages of the coordinator that the worker has not acted on yet.
 
 use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
@@ -11,31 +11,31 @@ use paceline_wire::message::ToWorker;
 /// Work that the coordinator has given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Task {
-    /// The contribution that is to come of it.
+    /// The contribution that it is for.
     pub(crate) id: ContributionId,
     pub(crate) base: Version,
     pub(crate) portion: Portion,
     pub(crate) push_at_once: bool,
-    /// Shards that are behind: their last values do, and they get no gradients.
+    /// Shards that are behind: the worker uses their last values and sends them no gradients.
     pub(crate) behind: Vec<u32>,
 }
 
-/// Until when a contribution is of use.
+/// The event after which a contribution can no longer count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// Its round stops waiting.
+    /// Its round is cut.
     Cut,
-    /// Its round is closed: stragglers push the micro-batches that they have finished.
+    /// Its round is closed: stragglers push their finished micro-batches.
     Close,
     /// The end of the run: later rounds admit it.
     End,
 }
 
-/// What the worker does next.
+/// The worker's next action.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Task(Task),
-    /// The run is over, as the coordinator says, or the connection is lost.
+    /// The run is over, with the coordinator's reason, or the connection is lost.
     Stop(Result<String, String>),
 }
 
@@ -44,9 +44,9 @@ pub(crate) enum Next {
 pub(crate) struct Mailbox {
     state: Mutex<State>,
     changed: Condvar,
-    /// For the thread that answers cuts, which other messages do not concern.
+    /// For the thread that answers cuts; other messages do not concern it.
     cut: Condvar,
-    /// For the thread that waits for parameters, which every answer of a shard concerns.
+    /// For the thread that waits for parameters, which needs every answer of a shard.
     answered: Condvar,
 }
 
@@ -82,7 +82,7 @@ impl Mailbox {
                 state.used += u64::from(byte >> (me.0 % 8) & 1);
             }
             ToWorker::Stop(why) => state.stop = Some(Ok(why)),
-            // The thread that reads has noted it; there is nothing to act on.
+            // The reading thread has recorded it; there is nothing to act on.
             ToWorker::Heard { .. } => return,
             ToWorker::Expelled(why) => state.stop = Some(Err(format!("shown out: {why}"))),
         }
@@ -104,8 +104,8 @@ impl Mailbox {
         self.lock().answers
     }
 
-    /// Waits until shards have given more answers than the `seen` ones, `base` is cut, or `time` is over, if
-    /// there is one.
+    /// Waits until there are more answers of shards than `seen`, `base` is cut, or `time` is over, if it is
+    /// given.
     pub(crate) fn await_answer(&self, base: Version, seen: u64, time: Option<Duration>) {
         let mut state = self.lock();
         let waits = |state: &State| state.answers == seen && !state.is_cut(base);
@@ -130,7 +130,7 @@ impl Mailbox {
         self.answered.notify_one();
     }
 
-    /// Waits for something to do.
+    /// Waits for the next action.
     pub(crate) fn next(&self) -> Next {
         let mut state = self.lock();
         loop {
@@ -149,14 +149,14 @@ impl Mailbox {
         self.lock().is_cut(base)
     }
 
-    /// Waits for `time`, but no longer than until `base` is cut; returns whether all of it passed.
+    /// Waits for `time`, or until `base` is cut. Returns whether all of it passed.
     pub(crate) fn rest(&self, base: Version, time: Duration) -> bool {
         let wanted = |state: &mut State| !state.is_cut(base);
         let rested = self.changed.wait_timeout_while(self.lock(), time, wanted);
         rested.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Whether a contribution from `base` is of no use any more.
+    /// Whether a contribution from `base` can no longer count.
     pub(crate) fn is_over(&self, base: Version, until: Until) -> bool {
         self.lock().is_over(base, until)
     }
@@ -175,7 +175,7 @@ impl Mailbox {
         }
     }
 
-    /// Waits for permission to push the contribution of a task; false once it is of no use.
+    /// Waits for permission to push the contribution of a task; false once it can no longer count.
     pub(crate) fn may_push(&self, task: &Task, until: Until) -> bool {
         let mut state = self.lock();
         loop {
@@ -189,7 +189,7 @@ impl Mailbox {
         }
     }
 
-    /// The reason why the work is over, if the coordinator gives one within `patience`; an error if the run
+    /// The reason why the work is over, if the coordinator sends one within `patience`. An error if the run
     /// continues without this worker.
     pub(crate) fn stop_reason(&self, patience: Duration) -> Option<Result<String, String>> {
         let running = |state: &mut State| state.stop.is_none();

@@ -13,7 +13,7 @@ use crate::buffer::Buffer;
 /// How long a shard of this host may take to send its segments.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The segments that this worker shares, made when the first shard of this host invites it.
+/// The segments that this worker shares, created when the first shard of this host invites it.
 pub(crate) struct Memory {
     elements: usize,
     segments: Option<Vec<Segment>>,
@@ -26,8 +26,8 @@ impl Memory {
         Memory { elements, segments: None, disabled: !wanted }
     }
 
-    /// Accepts a shard's invitation, and tells the shard so with `announce`. Returns the segments in which the
-    /// shard publishes its `part` elements; none if that fails, and values then go by TCP.
+    /// Accepts a shard's invitation, and tells the shard so with `announce`. Returns the segments in which
+    /// the shard publishes its `part` elements; `None` if that fails, and values are then sent by TCP.
     pub(crate) fn join(
         &mut self,
         invitation: Option<&Invitation>,

@@ -1,12 +1,12 @@
-//! The gradient of one round on its way to the shards.
+//! The outbox: the gradient of one round on its way to the shards.
 //!
 //! Two threads may send it. The thread that computes sends it when all micro-batches are done. The thread
 //! that answers cuts sends the finished micro-batches while another one is still being computed, and
 //! cancels a pull that is under way.
 //!
-//! Two locks keep these threads apart. `progress` is held for moments only, so a cut is answered whatever
-//! the other thread does. `transfer` is held through pulls and pushes. A thread that needs both takes
-//! `progress` first, and only while a task is being computed: nobody holds `transfer` then.
+//! Two locks keep these threads apart. `progress` is held only briefly, so a cut is answered whatever the
+//! other thread does. `transfer` is held through pulls and pushes. A thread that needs both takes `progress`
+//! first, and only while a task is being computed: `transfer` is free then.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -31,16 +31,16 @@ pub(crate) struct Outbox {
     canceller: PullCanceller,
     micro_batches: u32,
     until: Until,
-    /// Norms of gradient sums are reported.
+    /// Whether to report norms of gradient sums.
     norms: bool,
 }
 
-/// How far the current task is.
+/// The progress of the current task.
 #[derive(Default)]
 struct Progress {
-    /// The task under way; none before, between, and once a thread reports how it ended.
+    /// The task under way; `None` before the first, between tasks, and once a thread reports its end.
     task: Option<Task>,
-    /// The task's parameters are being pulled.
+    /// Whether the task's parameters are being pulled.
     pulling: bool,
     /// Micro-batches that are done.
     done: u32,
@@ -49,13 +49,13 @@ struct Progress {
 }
 
 impl Progress {
-    /// Takes the task from `base` out, unless another thread has; the thread that gets it reports on it.
+    /// Takes out the task from `base`, unless another thread has. The thread that gets it reports on it.
     fn take(&mut self, base: Version) -> Option<Task> {
         self.task.take_if(|task| task.base == base)
     }
 }
 
-/// The connections, and the buffers of gradients that leave by them.
+/// The connections, and the buffers of gradients to send over them.
 struct Transfer {
     data: DataPlane,
     buffers: GradientBuffers,
@@ -65,15 +65,15 @@ struct Transfer {
 #[derive(Default)]
 struct GradientBuffers {
     sum: Buffer,
-    /// The sum was pushed. Shards of this host may read it in place until they answer the pull that
+    /// Whether the sum was pushed. Shards of this host may read it in place until they answer the pull that
     /// follows the next push.
     pushed: bool,
-    /// Where gradients are shared: the buffer that was pushed before this one, or one of no value.
+    /// Where gradients are shared: the buffer pushed before this one, or an unused one.
     spare: Option<Buffer>,
 }
 
 impl Outbox {
-    /// `buffers` are those that are not being computed in.
+    /// `buffers` are the ones not used for computing.
     pub(crate) fn new(
         data: DataPlane,
         mut buffers: Vec<Buffer>,
@@ -93,7 +93,7 @@ impl Outbox {
         }
     }
 
-    /// Whether the micro-batches that are finished at a cut are pushed.
+    /// Whether micro-batches that are finished at a cut are pushed.
     pub(crate) fn salvages(&self) -> bool {
         self.until == Until::Close
     }
@@ -131,8 +131,8 @@ impl Outbox {
         }
     }
 
-    /// A micro-batch is done: its sum is in `gradient`, or that of all so far where they do not count
-    /// one by one. False if the rest is of no use: the finished part has been sent.
+    /// A micro-batch is done. `gradient` is its sum where micro-batches count one by one, else the sum of all
+    /// so far. False if further work can no longer count: the finished part has been sent.
     pub(crate) fn add(&self, loss: f64, gradient: &mut Buffer) -> bool {
         let mut progress = self.progress();
         if progress.task.is_none() {
@@ -150,8 +150,8 @@ impl Outbox {
     }
 
     /// Sends the finished micro-batches of the task from `base`. `None` if another thread has; else whether
-    /// all of the gradient was sent before it was of no use. If it was not, this reports so. The
-    /// coordinator hears of this task before either thread sends anything newer.
+    /// all of the gradient was sent before it could no longer count. If it was not, this reports so. The
+    /// coordinator receives the report on this task before either thread sends anything newer.
     pub(crate) fn send(
         &self,
         mailbox: &Mailbox,
@@ -205,8 +205,8 @@ impl Outbox {
         }
     }
 
-    /// Ends a pull, or sends the finished micro-batches. Where those do not count one by one, the thread that
-    /// computes answers the cut.
+    /// Ends a pull, or sends the finished micro-batches. Where these do not count one by one, the computing
+    /// thread answers the cut.
     fn answer_cut(
         &self,
         mailbox: &Mailbox,
@@ -238,8 +238,8 @@ impl Outbox {
 }
 
 impl GradientBuffers {
-    /// Takes a gradient over and leaves another buffer to compute in: never the one that was pushed
-    /// last, which shards may still read.
+    /// Takes over a gradient and leaves another buffer to compute in: never the one pushed last, which shards
+    /// may still read.
     fn take(&mut self, gradient: &mut Buffer) {
         std::mem::swap(&mut self.sum, gradient);
         if std::mem::take(&mut self.pushed)

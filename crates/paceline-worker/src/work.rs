@@ -17,12 +17,12 @@ use crate::{
     outbox::{Outbox, Report},
 };
 
-/// The least time between two progress reports: more would cost more than they help.
+/// The least time between two progress reports: more frequent ones would cost more than they help.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(2);
 
-/// What a worker computes.
+/// A worker's computation: the model and its data.
 pub trait Compute {
-    /// Loads parameters to compute from, from element `at` on; the others do not change.
+    /// Loads parameters to compute from, starting at element `at`. The others do not change.
     fn load(&mut self, at: usize, params: &[f32]);
 
     /// All parameters, which do not change until `params` is dropped. An implementation that can compute
@@ -31,7 +31,7 @@ pub trait Compute {
         self.load(0, &params);
     }
 
-    /// Drops the parameters that it keeps: the next version needs their place.
+    /// Drops the kept parameters: the next version needs their memory.
     fn let_go(&mut self) {}
 
     /// Empties `gradient` before a round, or before each of its micro-batches.
@@ -43,8 +43,8 @@ pub trait Compute {
     /// of the loss.
     fn gradient(&mut self, samples: &[u32], gradient: &mut [f32]) -> f64;
 
-    /// The same for as long as it is `wanted`; `None` if it was given up, and `gradient` then holds
-    /// no valid values. An implementation that calls `wanted` often, layer by layer, is free for the
+    /// Like [`Self::gradient`], for as long as it is `wanted`. `None` if it was given up; `gradient` then
+    /// holds no valid values. An implementation that calls `wanted` often, layer by layer, is free for the
     /// next round as soon as this one is cut.
     fn gradient_while(
         &mut self,
@@ -64,15 +64,15 @@ pub trait Compute {
 /// A worker's counts of rounds, for its own log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tally {
-    /// Rounds it took part in to the end.
+    /// Rounds that it completed.
     pub finished: u64,
-    /// Rounds it was cut short in, in which it pushed the micro-batches that it had finished.
+    /// Rounds in which it was cut and pushed its finished micro-batches.
     pub salvaged: u64,
-    /// Rounds it was cut short in with nothing to push.
+    /// Rounds in which it was cut with nothing to push.
     pub aborted: u64,
-    /// Rounds that closed while it was there.
+    /// Rounds that closed while it took part.
     pub closed: u64,
-    /// Rounds its contribution was used in.
+    /// Rounds that used its contribution.
     pub used: u64,
 }
 
@@ -87,9 +87,9 @@ pub(crate) struct TaskRunner<'a> {
     pub(crate) batch: u32,
     pub(crate) costs: Option<Costs>,
     pub(crate) micro_batches: u32,
-    /// A newer version than the task's will do.
+    /// Whether a newer version than the task's may be used.
     pub(crate) any_newer: bool,
-    /// One micro-batch's sum, where micro-batches count one by one; else that of all so far.
+    /// The sum of one micro-batch, where micro-batches count one by one; else the sum of all so far.
     pub(crate) gradient: Buffer,
     pub(crate) order: EpochOrder,
 }
@@ -121,8 +121,8 @@ impl TaskRunner<'_> {
         })
     }
 
-    /// Fetches the parameters; false if that version is gone or the round was cut. A newer version does
-    /// where rounds do not wait for each other, if all shards give the same.
+    /// Fetches the parameters; false if that version is gone or the round was cut. A newer version is used
+    /// where rounds do not wait for each other, if all shards send the same one.
     fn pull(&mut self, task: &Task) -> Result<bool, FrameError> {
         loop {
             match self.outbox.pull(self.mailbox, task, self.compute)? {
@@ -133,7 +133,7 @@ impl TaskRunner<'_> {
         }
     }
 
-    /// Computes micro-batch after micro-batch until all are done or the round is over.
+    /// Computes the micro-batches in order until all are done or the round is over.
     fn compute(&mut self, task: &Task, report: Report<'_>) -> Result<(), FrameError> {
         let Task { id, base, portion, .. } = task;
         if let Some(epoch) = portion.epoch().filter(|&epoch| epoch != self.order.epoch()) {
@@ -173,8 +173,8 @@ impl TaskRunner<'_> {
     }
 }
 
-/// Part `part` of `samples` cut into `parts` parts that differ by at most one sample. Part of the
-/// contract of exact mode: a reference must cut the same way.
+/// Part `part` of `samples`, split into `parts` parts that differ by at most one sample. This is part of the
+/// contract of exact mode: a reference must split the same way.
 pub fn micro_batch(samples: &[u32], part: u32, parts: u32) -> &[u32] {
     let cut = |part: u32| part_of(samples.len() as u32, part, parts) as usize;
     &samples[cut(part)..cut(part + 1)]
