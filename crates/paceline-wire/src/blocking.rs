@@ -1,4 +1,4 @@
-//! Frames over a plain blocking byte stream, for workers: they have threads of their own.
+//! Frames over a plain blocking byte stream, for workers, which use threads.
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 
@@ -23,14 +23,14 @@ impl<R: Read> BlockingReader<R> {
         BlockingReader { inner, halves: Vec::new() }
     }
 
-    /// Reads and checks what the peer sends first.
+    /// Reads and checks the peer's preamble.
     pub fn preamble(&mut self) -> Result<(), FrameError> {
         let mut bytes = [0; PREAMBLE_LEN];
         self.exact(&mut bytes)?;
         check_preamble(bytes)
     }
 
-    /// The next frame's header; [`FrameError::Closed`] where the stream ends before it.
+    /// The next frame's header; [`FrameError::Closed`] if the stream ends before it.
     pub fn header(&mut self) -> Result<Header, FrameError> {
         let mut bytes = [0; HEADER_LEN];
         let first = loop {
@@ -82,7 +82,7 @@ impl<R: Read> BlockingReader<R> {
         Ok(())
     }
 
-    /// Reads over the rest of the frame that `header` announced.
+    /// Skips the rest of the frame that `header` announced.
     pub fn skip(&mut self, header: Header) -> Result<(), FrameError> {
         let rest = (header.frame_len() - HEADER_LEN) as u64;
         match std::io::copy(&mut self.inner.by_ref().take(rest), &mut std::io::sink())? {
@@ -112,7 +112,7 @@ impl<W: Write> BlockingWriter<W> {
         BlockingWriter { inner }
     }
 
-    /// Sends what must come first.
+    /// Sends the preamble.
     pub fn preamble(&mut self) -> Result<(), FrameError> {
         Ok(self.inner.write_all(&preamble())?)
     }
@@ -122,7 +122,7 @@ impl<W: Write> BlockingWriter<W> {
         Ok(self.inner.write_all(&encode_control(message)?)?)
     }
 
-    /// Sends a block: one vectored write from where the values are, if the socket takes it.
+    /// Sends a block: one vectored write without copying the values, if the socket takes it.
     pub fn block<'a>(
         &mut self,
         head: BlockHead,

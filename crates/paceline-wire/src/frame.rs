@@ -1,6 +1,6 @@
-//! Frames: eight bytes of header, then a control message or a block of values. No IO here.
+//! Frames: eight bytes of header, then a control message or a block of values. No I/O here.
 //!
-//! Every length that comes over the wire is bounded before anything is allocated for it.
+//! Every length read from the wire is bounded before anything is allocated for it.
 
 use paceline_params::{Half, WireType};
 use serde::{Serialize, de::DeserializeOwned};
@@ -9,7 +9,8 @@ use thiserror::Error;
 /// The version of the protocol. Both ends send it first; they must agree.
 pub const PROTOCOL: u16 = 3;
 
-/// What either end sends before any frame: `PCLN`, the protocol's version, two zero bytes.
+/// Bytes of the preamble, which either end sends before any frame: `PCLN`, the protocol's version, two zero
+/// bytes.
 pub const PREAMBLE_LEN: usize = 8;
 
 /// Bytes of a frame's header: kind, three zero bytes, payload length (little-endian).
@@ -18,11 +19,11 @@ pub const HEADER_LEN: usize = 8;
 /// Bytes at the start of a block frame's payload: version or contribution, block, four zero bytes.
 pub const BLOCK_HEAD_LEN: usize = 16;
 
-/// The longest control message from a peer that has not been let in yet.
+/// The longest control message from a peer that is not admitted yet.
 pub const MAX_HELLO: usize = 4 << 10;
 
-/// The longest control message, for its sender and its receiver alike. The longest that a run needs is a
-/// shard's part of a close: at most 11 bytes per worker.
+/// The longest control message, for its sender and its receiver. The longest that a run needs is a shard's
+/// part of a close: at most 11 bytes per worker.
 pub const MAX_CONTROL: usize = 4 << 20;
 
 /// The longest block, in bytes of data.
@@ -34,11 +35,10 @@ const KIND_F32: u8 = 2;
 const KIND_BF16: u8 = 3;
 const KIND_F16: u8 = 4;
 
-/// Values of 16 bits that are read at once, before they are widened: few enough to stay in the
-/// cache.
+/// Number of 16-bit values that are read at once before they are widened: few enough to stay in the cache.
 pub(crate) const HALF_CHUNK: usize = 1 << 15;
 
-/// What cannot be read as a frame. It costs the connection it came over.
+/// Errors in reading or writing a frame. They cost the connection.
 #[derive(Debug, Error)]
 pub enum FrameError {
     /// The connection failed.
@@ -56,55 +56,55 @@ pub enum FrameError {
     /// The peer speaks another version.
     #[error("protocol version {theirs} is not spoken here (this is version {PROTOCOL})")]
     WrongVersion {
-        /// What the peer speaks.
+        /// The peer's version.
         theirs: u16,
     },
-    /// No frame is of that kind.
+    /// An unknown frame kind.
     #[error("unknown frame kind {0}")]
     UnknownKind(u8),
     /// Bytes that must be zero are not.
     #[error("reserved bytes of a frame header are not zero")]
     Reserved,
-    /// The length passes the bound.
+    /// The length exceeds the bound.
     #[error("frame of {len} bytes passes the bound of {limit}")]
     TooLong {
-        /// What the header says.
+        /// The length in the header.
         len: usize,
-        /// What is allowed.
+        /// The bound.
         limit: usize,
     },
     /// A frame of the wrong kind at this point.
     #[error("expected a {expected} frame")]
     WrongKind {
-        /// What should have come.
+        /// The kind that was expected.
         expected: &'static str,
     },
-    /// A control message that is none.
+    /// A control message that cannot be decoded.
     #[error("malformed message: {0}")]
     Malformed(#[from] postcard::Error),
     /// A control message with bytes after its end.
     #[error("{0} bytes after the end of a message")]
     TrailingBytes(usize),
-    /// A block's payload is not whole numbers.
+    /// A block's payload is not a whole number of values.
     #[error("block payload of {len} bytes is not a head and whole {wire} values")]
     RaggedBlock {
-        /// What the header says.
+        /// The length in the header.
         len: usize,
-        /// What its kind says.
+        /// The type of its values.
         wire: WireType,
     },
-    /// A message that makes no sense at this point of the conversation.
+    /// A message that is not allowed at this point of the conversation.
     #[error("unexpected message: {0}")]
     Unexpected(String),
-    /// The other end refused the connection and said why.
+    /// The other end refused the connection, for this reason.
     #[error("refused: {0}")]
     Refused(String),
 }
 
-/// What a header announces.
+/// The content that a header announces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Header {
-    /// A control message of so many bytes.
+    /// A control message of this many bytes.
     Control(usize),
     /// A block head, and this many values of that type after it.
     Block(WireType, usize),
@@ -188,7 +188,7 @@ impl BlockHead {
         })
     }
 
-    /// Header and head of a block frame of so many values, ready to be followed by them.
+    /// Header and head of a block frame of `values` values, which follow them.
     pub fn encode(self, wire: WireType, values: usize) -> [u8; HEADER_LEN + BLOCK_HEAD_LEN] {
         let mut bytes = [0; HEADER_LEN + BLOCK_HEAD_LEN];
         bytes[..8].copy_from_slice(&Header::Block(wire, values).encode());
@@ -206,17 +206,17 @@ pub struct Values<'a> {
 }
 
 impl<'a> Values<'a> {
-    /// Values that are 16 bits each.
+    /// 16-bit values.
     pub fn half(half: Half, bits: &'a [u16]) -> Self {
         Values { wire: WireType::Half(half), bytes: bytemuck::cast_slice(bits) }
     }
 
-    /// What announces them.
+    /// The header of their frame.
     pub fn header(self) -> Header {
         Header::Block(self.wire, self.bytes.len() / self.wire.size())
     }
 
-    /// The head of their frame, and what follows it.
+    /// The header and head of their frame, and the bytes that follow.
     pub(crate) fn parts(self, head: BlockHead) -> ([u8; HEADER_LEN + BLOCK_HEAD_LEN], &'a [u8]) {
         (head.encode(self.wire, self.bytes.len() / self.wire.size()), self.bytes)
     }
@@ -228,7 +228,7 @@ impl<'a> From<&'a [f32]> for Values<'a> {
     }
 }
 
-/// What this end sends first.
+/// This end's preamble.
 pub fn preamble() -> [u8; PREAMBLE_LEN] {
     preamble_of(PROTOCOL)
 }
@@ -240,7 +240,7 @@ pub fn preamble_of(protocol: u16) -> [u8; PREAMBLE_LEN] {
     [m0, m1, m2, m3, v0, v1, 0, 0]
 }
 
-/// Checks what the other end sent first.
+/// Checks the other end's preamble.
 pub fn check_preamble(bytes: [u8; PREAMBLE_LEN]) -> Result<(), FrameError> {
     let [m0, m1, m2, m3, v0, v1, ..] = bytes;
     if [m0, m1, m2, m3] != MAGIC {
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_message_that_is_too_long_is_refused_before_it_is_sent() {
-        // A vector of bytes goes as its length, in four bytes here, and the bytes.
+        // A byte vector is encoded as its length, four bytes here, and its bytes.
         let fits = vec![0u8; MAX_CONTROL - 4];
         let frame = encode_control(&fits).unwrap();
         let header = Header::decode(frame[..HEADER_LEN].try_into().unwrap(), MAX_CONTROL).unwrap();
@@ -311,14 +311,14 @@ mod tests {
 
     #[test]
     fn the_largest_close_fits_in_frames_shard_by_shard() {
-        // Every shard's block closes with another membership of as many workers as a run takes.
+        // Each shard's block closes with its own membership, of as many workers as a run may have.
         let members: Vec<_> = (0..MAX_WORKERS).map(|worker| (WorkerId(worker), 1.0)).collect();
         let close =
             |block| BlockClose { blocks: Blocks::Only([block].into()), members: members.clone() };
         let closes: Vec<BlockClose> = (0..128).map(close).collect();
         let whole = ToShard::Close { closes: closes.clone(), apply: None };
         assert!(matches!(encode_control(&whole), Err(FrameError::TooLong { .. })));
-        // A shard more costs another shard's frame a few bytes.
+        // Each further shard adds a few bytes to the frames of the others.
         let part: Vec<BlockClose> = closes.iter().map(|close| close.within(3..4)).collect();
         let frame = encode_control(&ToShard::Close { closes: part, apply: None }).unwrap();
         assert!(frame.len() < 12 * members.len() + 128 * 4, "{} bytes", frame.len());

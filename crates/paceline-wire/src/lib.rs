@@ -1,9 +1,9 @@
 //! The protocol between workers, coordinator and shards; `docs/protocol.md` describes it.
 //!
-//! [`frame`] knows bytes and bounds and does no IO; [`message`] says what may be said; the drivers
-//! ([`FrameReader`], [`FrameWriter`] for tokio, [`BlockingReader`], [`BlockingWriter`] for plain
-//! threads) only move bytes. A transport is anything that accepts ([`Listener`]) or connects
-//! ([`Connect`]) byte streams.
+//! [`frame`] handles bytes and bounds and does no I/O; [`message`] defines the messages; the drivers
+//! ([`FrameReader`], [`FrameWriter`] for tokio, [`BlockingReader`], [`BlockingWriter`] for plain threads)
+//! only move bytes. A transport is anything that accepts ([`Listener`]) or connects ([`Connect`]) byte
+//! streams.
 
 mod blocking;
 pub mod frame;

@@ -1,4 +1,5 @@
-//! What may be said, by whom to whom. Bulk data goes in block frames, everything else in these.
+//! The messages of the protocol, by sender and receiver. Bulk data goes in block frames, everything else in
+//! these.
 
 use std::time::Duration;
 
@@ -8,41 +9,41 @@ use paceline_core::{
 use paceline_params::{Layout, OptimizerSpec, ParamHash, WireType};
 use serde::{Deserialize, Serialize};
 
-/// The first frame on every connection: who this is and what the connection is for.
+/// The first frame on every connection: the peer's token and role.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
-    /// What lets a peer in where a token is asked for; else empty.
+    /// The run's token; empty if the run has none.
     pub token: String,
-    /// What the connection is for.
+    /// The purpose of the connection.
     pub role: Role,
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Role {
     /// A worker's control connection, to the coordinator.
     Worker {
-        /// The number it would like; the coordinator may give another.
+        /// The number it asks for; the coordinator may assign another.
         wish: Option<u32>,
-        /// Host and process, for people.
+        /// Host and process, for display.
         name: String,
     },
     /// A worker's data connection, to a shard.
     Data {
         /// The number it was given.
         worker: WorkerId,
-        /// What it was told in [`Job::session`].
+        /// The session number from [`Job::session`].
         session: u64,
-        /// The shard it means; one address may serve several.
+        /// The shard; one address may serve several.
         shard: u32,
     },
     /// A shard process's connection to the coordinator.
     Shard {
-        /// Which shard.
+        /// The shard's number.
         index: u32,
-        /// Of how many.
+        /// The number of shards.
         of: u32,
-        /// Where its workers reach it; a bare port or `0.0.0.0` means the host it calls from.
+        /// Its address for workers; a bare port or `0.0.0.0` stands for the host it connects from.
         address: String,
     },
 }
@@ -50,84 +51,83 @@ pub enum Role {
 /// The answer to a [`Hello`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Reply<T> {
-    /// Let in.
+    /// Admitted.
     Welcome(T),
-    /// Not let in, and why. The connection closes.
+    /// Refused, with the reason. The connection closes.
     Refused(String),
 }
 
-/// Segments in which a worker that shares memory computes: one gradient in the making, one that is
-/// finished, and one that was pushed and that shards may still read.
+/// Segments of a worker that shares memory: one for the gradient being computed, one for a finished gradient,
+/// and one for a pushed gradient that shards may still read.
 pub const SEGMENTS: u32 = 3;
 
-/// Where a worker that is let in on a data connection may share memory with the shard, if it finds
-/// the way: it does on the same host alone.
+/// Invites a worker on a data connection to share memory with the shard. It can accept only on the same host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Invitation {
-    /// The name of the Unix socket to which it sends its session and its gradient's segments.
+    /// The name of the Unix socket to which it sends its session and its gradient segments.
     pub listener: String,
 }
 
-/// All that a worker must know to take part.
+/// The settings that a worker needs to take part.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Job {
     /// The worker's number.
     pub worker: WorkerId,
-    /// Proves to shards that a data connection is this worker's.
+    /// Proves to shards that a data connection belongs to this worker.
     pub session: u64,
-    /// How often to give a sign of life.
+    /// Time between heartbeats.
     pub heartbeat: Duration,
     /// Seed of the run: sample order, model and data generation.
     pub seed: u64,
     /// The model, as the user wrote it.
     pub model: String,
-    /// The data, as the user wrote it; a worker on another host may have it elsewhere.
+    /// The data, as the user wrote it. A worker on another host may have it elsewhere.
     pub data: String,
-    /// What its samples cost, as the user wrote it; empty if they are all alike.
+    /// The costs of its samples, as the user wrote them; empty if all cost the same.
     pub costs: String,
-    /// By what exactly batches are balanced, if they are (`Costs::fingerprint`): workers that know other
-    /// costs would have another sample order.
+    /// Fingerprint of the costs by which batches are balanced, if they are (`Costs::fingerprint`). Workers
+    /// with other costs would have another sample order.
     pub balance: Option<u64>,
     /// Samples in an epoch.
     pub samples: u32,
-    /// Samples of a round's work, usually.
+    /// Usual number of samples per worker and round.
     pub batch: u32,
-    /// Parts in which a round's work is done.
+    /// Micro-batches per worker and round.
     pub micro_batches: u32,
     /// What to do at a cut.
     pub straggler: Straggler,
-    /// Whether to say the norm of each gradient sum.
+    /// Whether to report the norm of each gradient sum.
     pub norms: bool,
-    /// Whether work may be done from a newer version than it was given on: rounds do not wait.
+    /// Whether a worker may compute from a newer version than its task's: rounds do not wait for each other.
     pub any_newer: bool,
-    /// How gradients and parameters travel.
+    /// The encoding of gradients and parameters on the wire.
     pub wire: WireType,
-    /// How many fresh blocks are enough to compute with: all, a share, or auto.
+    /// The number of fresh blocks to compute with: all, a share, or auto.
     pub pull: String,
     /// Whether the parts of a contribution count one by one, so that none waits for another.
     pub partial_push: bool,
-    /// How many updates a shard may miss: of one that is behind, values as old do.
+    /// How many updates a shard may miss. Values of a shard that is behind may be that old.
     pub max_stale: u64,
-    /// How the parameters are cut into blocks and spread over shards.
+    /// The split of the parameters into blocks and shards.
     pub layout: Layout,
-    /// Where each shard is; empty means the address the coordinator was reached at.
+    /// The address of each shard; empty for the coordinator's own address.
     pub shards: Vec<String>,
 }
 
 /// From the coordinator to a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToWorker {
-    /// Pull this version, compute these samples.
+    /// Pull this version and compute these samples.
     Work {
-        /// The contribution that is to come of it.
+        /// The contribution that it is for.
         id: ContributionId,
         /// The version to compute from.
         base: Version,
         /// The samples, as positions in the epoch's order.
         portion: Portion,
-        /// Whether it may push as soon as it is done, or must wait for [`ToWorker::Push`].
+        /// Whether to push as soon as it is done, instead of waiting for [`ToWorker::Push`].
         push_at_once: bool,
-        /// Shards that are behind: of their blocks the last values do, and they get no gradients.
+        /// Shards that are behind: the worker uses their last values and sends them no gradients.
         behind: Vec<u32>,
     },
     /// There is room for its contribution: push it.
@@ -144,20 +144,20 @@ pub enum ToWorker {
     Closed {
         /// The version.
         base: Version,
-        /// How many contributed.
+        /// The number of contributions.
         accepted: u32,
         /// Total weight of the update.
         weight: f64,
-        /// Who contributed: bit w of byte w/8 is worker w.
+        /// The workers that contributed: bit w of byte w/8 is worker w.
         members: Vec<u8>,
     },
-    /// The run is over; why, for people.
+    /// The run is over, for this reason. For display.
     Stop(String),
-    /// It is shown out for what it did; why, for people. The connection closes.
+    /// The worker is expelled, for this reason. For display. The connection closes.
     Expelled(String),
-    /// A sign of life was heard: how long a word takes there and back.
+    /// Answers a heartbeat, so that the worker can measure the round trip.
     Heard {
-        /// When that was sent, as the worker said.
+        /// The heartbeat's time, from the worker.
         sent: Duration,
     },
 }
@@ -165,34 +165,34 @@ pub enum ToWorker {
 /// From a worker to the coordinator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum FromWorker {
-    /// Everything is loaded and connected: it may be given work.
+    /// The worker has loaded its data and is connected: it may be given work.
     Ready {
-        /// Samples it has; all must agree.
+        /// Samples in its data; all workers must agree.
         samples: u32,
     },
-    /// Still here.
+    /// Sent once per heartbeat interval.
     Heartbeat {
-        /// When, on the worker's own clock.
+        /// The time, on the worker's own clock.
         sent: Duration,
     },
-    /// So many micro-batches are done.
+    /// Some micro-batches are done.
     Progress {
         /// The contribution it works on.
         id: ContributionId,
         /// Micro-batches done.
         done: u32,
     },
-    /// The gradient is computed; it is being pushed, or will be when there is room.
+    /// The gradient is computed. It is being pushed, or will be when there is room.
     Done {
         /// The contribution.
         id: ContributionId,
         /// Samples behind it.
         weight: f64,
-        /// Sum of the loss over them.
+        /// Sum of the loss over its samples.
         loss: f64,
         /// Squared norm of the gradient sum, if the job asks for it.
         square: Option<f64>,
-        /// Shards of which older values were used than those of the version.
+        /// Shards whose values were older than the version.
         stale: Vec<u32>,
     },
     /// Stopped because of a cut.
@@ -202,7 +202,7 @@ pub enum FromWorker {
         /// Micro-batches done.
         done: u32,
     },
-    /// Leaving in order.
+    /// The worker leaves in an orderly way.
     Bye,
 }
 
@@ -213,21 +213,21 @@ pub enum ToData {
     Pull {
         /// The version.
         version: Version,
-        /// Whether [`FromData::Published`] does instead, from shared memory.
+        /// Whether [`FromData::Published`] may be the answer, through shared memory.
         shared: bool,
     },
-    /// The contribution begun will not be completed.
+    /// The contribution that was begun will not be completed.
     Abandon {
         /// The contribution.
         id: ContributionId,
     },
-    /// It has connected to the socket of its [`Invitation`] and sent its segments.
+    /// The worker has connected to the socket of its [`Invitation`] and sent its segments.
     Memory,
-    /// A whole gradient is in one of its segments, and stays there until it is folded or dropped.
+    /// A whole gradient is in one of the worker's segments, and stays there until it is folded or dropped.
     Push {
         /// The contribution.
         id: ContributionId,
-        /// Which of the segments.
+        /// The segment's number.
         segment: u32,
     },
     /// The worker no longer needs the answer to its last [`ToData::Pull`]. The shard stops after the
@@ -235,69 +235,69 @@ pub enum ToData {
     Cancel,
 }
 
-/// From a shard to a worker on a data connection. Parameters go as block frames, or through shared
+/// From a shard to a worker on a data connection. Parameters are sent as block frames, or through shared
 /// memory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum FromData {
-    /// What was wrong with what came; the connection closes.
+    /// The worker's last message was in error; the connection closes.
     Error(String),
-    /// A version is in one of the shard's segments, for as long as the segment's head says so.
+    /// A version is in one of the shard's segments, for as long as the segment's head names it.
     Published {
         /// The version.
         version: Version,
-        /// Which of the segments.
+        /// The segment's number.
         segment: u32,
     },
-    /// The answer to a [`ToData::Cancel`], one for each: nothing more of earlier answers follows.
+    /// Answers each [`ToData::Cancel`]: no more frames of earlier answers follow.
     Cancelled,
 }
 
 /// From the coordinator to a shard. Block frames follow an [`ToShard::Init`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToShard {
-    /// What the shard is to hold.
+    /// The shard's part of the parameters, and its settings.
     Init(ShardSpec),
-    /// A worker's data connections may come.
+    /// Admit a worker's data connection.
     Admit {
-        /// Which worker.
+        /// The worker.
         worker: WorkerId,
-        /// What they must show.
+        /// The session that it must present.
         session: u64,
     },
-    /// A worker is gone; what is staged of it and not accepted is dropped.
+    /// A worker is gone. Its staged contributions that are not accepted are dropped.
     Forget {
-        /// Which worker.
+        /// The worker.
         worker: WorkerId,
     },
     /// A contribution counts; it may be folded.
     Accept {
-        /// Whose.
+        /// The worker.
         worker: WorkerId,
         /// The contribution.
         id: ContributionId,
-        /// What of it counts: 1, or less for a late one.
+        /// The share of its weight that counts: 1, or less for a late contribution.
         share: f32,
     },
     /// A contribution does not count.
     Discard {
-        /// Whose.
+        /// The worker.
         worker: WorkerId,
         /// The contribution.
         id: ContributionId,
     },
     /// Membership is fixed: complete the sums and report their norms.
     Close {
-        /// Members by block set.
+        /// Members, by set of blocks.
         closes: Vec<BlockClose>,
-        /// The update, where it does not depend on the sums: each block is then summed, measured
-        /// and updated in one pass.
+        /// The update, if it does not depend on the sums: each block is then summed, measured and updated in
+        /// one pass.
         apply: Option<Apply>,
     },
     /// Update and publish.
     Apply(Apply),
-    /// The run has gone on without this shard: what it holds goes for this version, too.
+    /// The run went on without this shard: it publishes its present blocks as this version, too.
     Skip {
-        /// That version.
+        /// The version.
         version: Version,
     },
     /// Report the whole state.
@@ -309,28 +309,28 @@ pub enum ToShard {
 /// An update, the same for all shards.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Apply {
-    /// The version this makes.
+    /// The version that it makes.
     pub version: Version,
-    /// Updates that the parameters will have seen.
+    /// Updates applied to the parameters, including this one.
     pub step: u64,
     /// The learning rate.
     pub learning_rate: f32,
-    /// What turns a sum into the clipped mean, one for each of the closes.
+    /// The factor from each sum to its clipped mean, one for each close.
     pub scales: Vec<f32>,
     /// Whether to report the hash of the parameters.
     pub hash: bool,
 }
 
-/// What a shard is to hold.
+/// A shard's part of the parameters, and its settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ShardSpec {
-    /// Which shard.
+    /// The shard's number.
     pub index: u32,
     /// The whole layout.
     pub layout: Layout,
     /// How updates are made.
     pub optimizer: OptimizerSpec,
-    /// How gradients come in and parameters go out.
+    /// The encoding of gradients and parameters on the wire.
     pub wire: WireType,
     /// The version of the parameters that follow.
     pub version: Version,
@@ -338,56 +338,56 @@ pub struct ShardSpec {
     pub staging: u32,
     /// Whether sums are made in worker order at the close, or as contributions are accepted.
     pub fold_at_close: bool,
-    /// How long a peer may be silent where it must speak.
+    /// How long a peer may delay a frame that it must send.
     pub patience: Duration,
-    /// Workers expected to share memory with it if they are on its host; none may without.
+    /// Workers expected to share memory with it if they are on its host; `None` to share no memory.
     pub sharers: Option<u32>,
 }
 
 /// From a shard to the coordinator. Block frames follow a [`FromShard::Snapshot`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum FromShard {
-    /// Still here; said when there was nothing else to say for a while.
+    /// A heartbeat, sent after a while without other messages.
     Alive,
     /// The parameters are in place.
     Ready,
-    /// A contribution is whole here, and finite, if it came in blocks.
+    /// A contribution is whole here and, if it came in blocks, finite.
     Staged {
-        /// Whose.
+        /// The worker.
         worker: WorkerId,
-        /// Which incarnation of it.
+        /// The worker's session.
         session: u64,
         /// The contribution.
         id: ContributionId,
     },
-    /// A worker's data connection ended otherwise than in order.
+    /// A worker's data connection ended with an error.
     Gone {
-        /// Which worker.
+        /// The worker.
         worker: WorkerId,
-        /// Which incarnation of it.
+        /// The worker's session.
         session: u64,
-        /// What ended it.
+        /// The reason.
         why: LeaveReason,
     },
-    /// A peer was not let in.
+    /// A peer was refused.
     Rejected {
-        /// Where it called from.
+        /// The peer's address.
         peer: String,
-        /// What was wrong.
+        /// The error.
         error: String,
     },
     /// The sums are complete.
     Summed {
-        /// Squared norms of this shard's part of the sums, one for each of the closes.
+        /// Squared norms of this shard's part of the sums, one for each close.
         norms: Vec<f64>,
     },
     /// The update is applied and published.
     Applied {
-        /// The version it made.
+        /// The version that it made.
         version: Version,
-        /// Hash of this shard's parameters, where asked for.
+        /// Hash of this shard's parameters, if requested.
         hash: Option<ParamHash>,
-        /// What went through it since the version before.
+        /// The shard's traffic since the previous version.
         counts: ShardCounts,
     },
     /// The whole state of this version follows.

@@ -11,7 +11,7 @@ use crate::frame::{
     PREAMBLE_LEN, Values, check_preamble, decode_control, encode_control, preamble,
 };
 
-/// Reads frames. Control messages up to `limit` bytes are taken.
+/// Reads frames. Refuses control messages over `limit` bytes.
 #[derive(Debug)]
 pub struct FrameReader<R> {
     inner: R,
@@ -21,7 +21,7 @@ pub struct FrameReader<R> {
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
-    /// Reads from `inner`, taking control messages of at most `limit` bytes.
+    /// Reads from `inner`, with control messages of at most `limit` bytes.
     pub fn new(inner: R, limit: usize) -> Self {
         FrameReader { inner, limit, payload: Vec::new(), halves: Vec::new() }
     }
@@ -32,19 +32,19 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         FrameReader { inner: view(inner), limit, payload, halves }
     }
 
-    /// The peer is let in: longer messages are taken from now on.
+    /// The peer is admitted: longer messages are allowed from now on.
     pub fn trust(&mut self) {
         self.limit = MAX_CONTROL;
     }
 
-    /// Reads and checks what the peer sends first.
+    /// Reads and checks the peer's preamble.
     pub async fn preamble(&mut self) -> Result<(), FrameError> {
         let mut bytes = [0; PREAMBLE_LEN];
         self.begin(&mut bytes).await?;
         check_preamble(bytes)
     }
 
-    /// The next frame's header; [`FrameError::Closed`] where the stream ends before it.
+    /// The next frame's header; [`FrameError::Closed`] if the stream ends before it.
     pub async fn header(&mut self) -> Result<Header, FrameError> {
         let mut bytes = [0; HEADER_LEN];
         self.begin(&mut bytes).await?;
@@ -91,7 +91,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Ok(())
     }
 
-    /// Fills `bytes`; to end before the first of them is no error of the peer's.
+    /// Fills `bytes`. A stream that ends before the first byte is closed, not truncated.
     async fn begin(&mut self, bytes: &mut [u8]) -> Result<(), FrameError> {
         match self.inner.read(bytes).await? {
             0 => Err(FrameError::Closed),
@@ -120,7 +120,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         FrameWriter { inner }
     }
 
-    /// Sends what must come first.
+    /// Sends the preamble.
     pub async fn preamble(&mut self) -> Result<(), FrameError> {
         self.raw(&preamble()).await
     }
@@ -130,13 +130,13 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         self.raw(&encode_control(message)?).await
     }
 
-    /// Sends frames that are encoded already.
+    /// Sends encoded frames.
     pub async fn raw(&mut self, frames: &[u8]) -> Result<(), FrameError> {
         self.inner.write_all(frames).await?;
         Ok(self.inner.flush().await?)
     }
 
-    /// Sends a block: one vectored write from where the values are, if the socket takes it.
+    /// Sends a block: one vectored write without copying the values, if the socket takes it.
     pub async fn block<'a>(
         &mut self,
         head: BlockHead,
@@ -155,7 +155,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         Ok(())
     }
 
-    /// Sends all that is buffered, if anything is.
+    /// Sends all buffered bytes, if there are any.
     pub async fn flush(&mut self) -> Result<(), FrameError> {
         Ok(self.inner.flush().await?)
     }

@@ -1,5 +1,5 @@
-//! Where byte streams come from. TCP here; TLS and simulated networks fit the same traits. Shared
-//! memory goes beside a stream, not instead of it.
+//! Sources of byte streams. TCP here; TLS and simulated networks fit the same traits. Shared memory is used
+//! beside a stream, not instead of it.
 
 use std::{
     fmt,
@@ -17,18 +17,18 @@ use tokio::{
     net::TcpListener,
 };
 
-/// What gradients and parameters go by.
+/// The transport of gradients and parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transport {
-    /// Memory shared by worker and shard where they are on the same host, else TCP.
+    /// Memory shared by worker and shard if they are on the same host, else TCP.
     #[default]
     Auto,
     /// TCP everywhere.
     Tcp,
 }
 
-/// What is no transport.
+/// The text names no transport.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("unknown transport `{0}`: write auto or tcp")]
 pub struct TransportError(String);
@@ -54,26 +54,27 @@ impl fmt::Display for Transport {
     }
 }
 
-/// What says otherwise: the name of an algorithm that the kernel has, or `system` for its own choice.
+/// Environment variable that overrides the congestion control: an algorithm of the kernel, or `system` for
+/// the kernel's default.
 const CONGESTION: &str = "PACELINE_CONGESTION";
 
-/// Parameters and gradients come in bursts with nothing between them, from so many at once as the link
-/// can take (the server gives leave). BBR would go on with the bandwidth of its last burst, which it
-/// shared with others, and use half of the link; cubic fills it.
+/// Selects cubic. Parameters and gradients come in bursts with pauses between them, from no more peers at
+/// once than the link can take (the server limits them). BBR would continue with the bandwidth of its last
+/// burst, which it shared with others, and use half of the link; cubic fills it.
 fn control_congestion(stream: impl AsFd) {
     let wanted = std::env::var(CONGESTION).unwrap_or_else(|_| "cubic".to_owned());
     if wanted != "system" {
-        // A kernel without it, or that keeps it to others, does as it does.
+        // A kernel that lacks it, or does not permit it, keeps its default.
         let _ = rustix::net::sockopt::set_tcp_congestion(stream, &wanted);
     }
 }
 
-/// File descriptors that accepted connections leave free, or a quarter of a small limit: for
+/// File descriptors that accepted connections leave free, or a quarter of a small limit. They serve
 /// checkpoints, logs, segments and processes that are opened later.
 pub const RESERVED_DESCRIPTORS: u64 = 64;
 
-/// Refuses a connection whose descriptor is one of the last that the process may have. The kernel gives
-/// the lowest number that is free, so connections never get into the reserve.
+/// Refuses a connection whose descriptor is among the last of the process's limit. The kernel assigns the
+/// lowest free number, so connections never use the reserve.
 fn check_reserve(stream: impl AsFd) -> io::Result<()> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let number = stream.as_fd().as_raw_fd() as u64;
@@ -96,7 +97,7 @@ pub trait Listener: Send + 'static {
     /// The address that other processes reach; `None` for a listener inside this process.
     fn address(&self) -> io::Result<Option<SocketAddr>>;
 
-    /// The next stream, and who it is from, for people.
+    /// The next stream, and the peer's address for display.
     fn accept(&mut self) -> impl Future<Output = io::Result<(Self::Stream, String)>> + Send;
 }
 
@@ -116,10 +117,10 @@ impl Listener for TcpListener {
     }
 }
 
-/// A blocking byte stream's two directions, used by different threads.
+/// The two directions of a blocking byte stream, used by different threads.
 pub type Connection = (Box<dyn Read + Send>, Box<dyn Write + Send>);
 
-/// Makes blocking byte streams, for workers.
+/// Opens blocking byte streams, for workers.
 pub trait Connect: Send + Sync {
     /// Connects to `address`.
     fn connect(&self, address: &str) -> io::Result<Connection>;
