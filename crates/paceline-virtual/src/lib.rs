@@ -1,14 +1,13 @@
 //! Real training on a virtual clock.
 //!
-//! Gradients, updates, the coordinator and its policies are the real ones; only time is not: how long
-//! each worker takes comes from a [`paceline_sim::World`] (a scenario or a trace), and a gradient is
-//! computed at the moment it would arrive. So time to accuracy can be studied for 8 or 200 workers on
-//! one core, without their setting each other's pace, as fast as the gradients compute. What nobody
-//! would use is not computed.
+//! Gradients, updates, the coordinator and its policies are the real ones; only time is virtual. The run-time
+//! of each worker comes from a [`paceline_sim::World`] (a scenario or a trace), and a gradient is computed
+//! when it would arrive. Time to accuracy can thus be studied for 8 or 200 workers on one core, without one
+//! slowing another, as fast as the gradients compute. A gradient that would not be used is not computed.
 //!
-//! A worker's round is pull, compute and push in one: its run-time. Between a close and the next
-//! opening passes a stated overhead. A worker that is cut pushes what it has finished at once, and
-//! completes the layer it is at before it begins with the next round, as a real one does.
+//! A worker's run-time covers pull, compute and push. A configured overhead passes between a close and the
+//! next opening. A worker that is cut pushes its finished work at once, and completes its current layer
+//! before it begins the next round, as a real one does.
 
 mod scenario;
 mod training;

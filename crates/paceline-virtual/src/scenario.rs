@@ -1,23 +1,23 @@
-//! Run-times from the language in which live runs are slowed.
+//! Run-times from the scenario language that also slows live runs.
 
 use paceline_core::{Version, WorkerId};
 use paceline_faults::{SlowWorker, SlownessSpec};
 use paceline_sim::World;
 use paceline_trace::{Deadlines, Trace, Unit, deadlines};
 
-/// Workers that take a nominal time, but for the slowness that a description gives them: the same
-/// factors, by seed, worker and round, as a live run would have.
+/// Workers that take a nominal time, times the slowdown of a [`SlownessSpec`]: the same factors, by seed,
+/// worker and round, as in a live run.
 #[derive(Debug, Clone)]
 pub struct Paced {
     workers: Vec<SlowWorker>,
     nominal: f64,
-    /// The round that is next, and the present round's run-times.
+    /// The next round's number, and the current round's run-times.
     next: u64,
     row: Vec<f64>,
 }
 
 impl Paced {
-    /// So many workers that take `nominal` seconds where nothing slows them.
+    /// `workers` workers that take `nominal` seconds unless they are slowed.
     pub fn new(spec: &SlownessSpec, workers: u32, nominal: f64, seed: u64) -> Paced {
         let workers: Vec<SlowWorker> =
             (0..workers).map(|worker| spec.worker(WorkerId(worker), seed)).collect();
@@ -51,8 +51,8 @@ impl World for Paced {
     }
 }
 
-/// What could be had of the first `rounds` rounds of a world by whoever knows them, work being done
-/// in so many even micro-batches.
+/// The bounds for the first `rounds` rounds of a world that a policy with hindsight could reach. Workers
+/// compute in `micro_batches` equal micro-batches.
 pub fn bounds(
     world: &mut dyn World,
     rounds: usize,

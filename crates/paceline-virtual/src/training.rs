@@ -1,4 +1,4 @@
-//! A training run, moment by virtual moment.
+//! A training run in virtual time.
 
 use std::{
     cmp::Reverse,
@@ -21,28 +21,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::worker::{Task, Worker};
 
-/// How a run goes.
+/// The settings of a run.
 #[derive(Debug, Clone)]
 pub struct TrainingConfig {
-    /// In which order samples are visited, and which belong together.
+    /// The order in which samples are visited, with homes and balancing.
     pub orders: OrderSpec,
-    /// What they cost, if they differ.
+    /// The costs of the samples, if they differ.
     pub costs: Option<Costs>,
     /// Samples that a worker is given per round.
     pub batch: u32,
-    /// Parts in which it does them.
+    /// Micro-batches of a portion.
     pub micro_batches: u32,
-    /// What stragglers do.
+    /// What stragglers do at the cut.
     pub straggler: Straggler,
-    /// What becomes of late gradients.
+    /// The treatment of late contributions.
     pub late: Late,
-    /// Whether slow workers are given less.
+    /// Whether slow workers are given fewer samples.
     pub rebalance: bool,
-    /// A range given back this often is waited for.
+    /// Returns after which a round waits for a range.
     pub patience: u32,
-    /// Whether data that is heard less counts for more, where it lives on workers.
+    /// Whether samples of underrepresented homes weigh more, where data lives on workers.
     pub reweigh: bool,
-    /// The least contributions of a round.
+    /// The least number of contributions of a round.
     pub quorum: usize,
     /// How updates are made.
     pub update: UpdateConfig,
@@ -54,18 +54,18 @@ pub struct TrainingConfig {
     pub target_accuracy: Option<f64>,
     /// Stops at this test loss.
     pub target_loss: Option<f64>,
-    /// Stops after so many epochs.
+    /// Stops after this many epochs.
     pub epochs: u32,
-    /// Stops after so many samples.
+    /// Stops after this many samples.
     pub most_samples: u64,
-    /// Stops after so many virtual seconds.
+    /// Stops after this many virtual seconds.
     pub seconds: f64,
 }
 
-/// One measurement on the test set.
+/// One evaluation on the test set.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// Virtual seconds since the beginning.
+    /// Virtual seconds since the start.
     pub seconds: f64,
     /// Rounds closed.
     pub round: u64,
@@ -82,46 +82,46 @@ pub struct Point {
 pub struct VirtualRound {
     /// Virtual seconds at its close.
     pub at: f64,
-    /// From opening to close.
+    /// Seconds from its opening to its close.
     pub seconds: f64,
-    /// Who took part, and whose work is in the update.
+    /// Workers that were given work in it, or arrived in it.
     pub workers: u32,
-    /// Contributions in the update, by the share of a full one.
+    /// Contributions in the update, each counted by its share of a full one.
     pub accepted: f64,
-    /// The noise scale as estimated by then, in samples.
+    /// The estimate of the noise scale at that time, in samples.
     pub noise: Option<f64>,
     /// The learning rate used.
     pub learning_rate: f32,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainingRecord {
-    /// Measurements, in order.
+    /// Evaluations, in order.
     pub points: Vec<Point>,
     /// Rounds, in order.
     pub rounds: Vec<VirtualRound>,
-    /// Virtual seconds in all.
+    /// Virtual seconds in total.
     pub seconds: f64,
-    /// Whether and when the target was reached.
+    /// When the target was reached, if it was.
     pub reached: Option<f64>,
-    /// What became of the samples.
+    /// Counts of used, dropped, requeued and salvaged samples.
     pub samples: SampleCounts,
     /// Whether the ledger balances.
     pub balanced: bool,
-    /// Share of the workers' time in which they did not compute.
+    /// Share of the workers' time in which they were idle.
     pub idle: f64,
     /// Whether parameters stayed finite.
     pub finite: bool,
-    /// By how much what is in an update costs more than what was handed out for it: the mean over
-    /// updates. Below zero, cheap samples are heard sooner than dear ones.
+    /// Mean over updates of (cost of a sample in the update / cost of a sample handed out) − 1. Negative
+    /// values mean that updates favour cheap samples.
     pub cost_bias: Option<f64>,
 }
 
-/// A moment at which a worker has finished so many micro-batches of a contribution.
+/// A time at which a worker finishes a micro-batch of a contribution, with the number of the micro-batch.
 type Due = Reverse<(Time, WorkerId, ContributionId, u32)>;
 
-/// A run in the making.
+/// A run under way.
 pub struct Training<'a> {
     config: TrainingConfig,
     coordinator: Coordinator,
@@ -145,7 +145,7 @@ pub struct Training<'a> {
 }
 
 impl<'a> Training<'a> {
-    /// A run from these parameters. `evaluate` gives loss and accuracy on the test set.
+    /// A run from these parameters. `evaluate` returns loss and accuracy on the test set.
     pub fn new(
         config: TrainingConfig,
         policy: Box<dyn Policy>,
@@ -157,7 +157,7 @@ impl<'a> Training<'a> {
         let round = RoundConfig {
             quorum: config.quorum,
             quorum_grace: Duration::MAX,
-            // Who is absent from a trace comes in a later round of it.
+            // A worker that is absent from a trace's first round may join in a later one.
             expected: 1,
             join_grace: Duration::MAX,
             straggler: config.straggler,
@@ -210,13 +210,13 @@ impl<'a> Training<'a> {
         }
     }
 
-    /// Trains until the target, an epoch's or the time's limit, or until somebody says `stop`.
+    /// Trains until the target, a limit on epochs or time, or until `stop` returns true.
     pub fn run(mut self, mut stop: impl FnMut() -> bool) -> TrainingRecord {
         self.attend();
         while !self.is_over() && !stop() {
             self.coordinator.advance(self.now);
             while act(&mut self) {
-                // What stragglers had finished came at once.
+                // The finished work of stragglers arrived at once.
                 self.coordinator.advance(self.now);
             }
             if self.publishing.is_some_and(|(at, _)| at <= self.now) {
@@ -258,7 +258,7 @@ impl<'a> Training<'a> {
         }
     }
 
-    /// The next moment at which something happens.
+    /// The next time at which something happens.
     fn next(&mut self) -> Option<Time> {
         while let Some(&Reverse((_, worker, id, part))) = self.due.peek()
             && !self.is_due(worker, id, part)
@@ -276,7 +276,7 @@ impl<'a> Training<'a> {
         task.is_some_and(|task| task.id == id && task.done + 1 == part)
     }
 
-    /// All micro-batches that end by now.
+    /// Handles all micro-batches that end by now.
     fn settle(&mut self) {
         while let Some(&Reverse((at, worker, id, part))) = self.due.peek()
             && at <= self.now
@@ -284,8 +284,8 @@ impl<'a> Training<'a> {
             self.due.pop();
             if self.is_due(worker, id, part) {
                 self.finished(worker, part);
-                // Where every arrival makes a round, the first of a moment does not wait for the others,
-                // who are in the next, with all that come while the update is made.
+                // Where every arrival makes a round, the first arrival at a time does not wait for the
+                // others. They join the next round, with all that arrive while the update is made.
                 if self.coordinator.machine().policy().admissible_lag() > 0 {
                     self.coordinator.advance(self.now);
                     act(self);
@@ -312,7 +312,7 @@ impl<'a> Training<'a> {
         self.contribute(worker, &task);
     }
 
-    /// What a worker has done arrives, if it may still count.
+    /// A worker's finished work arrives, if it may still count.
     fn contribute(&mut self, worker: WorkerId, task: &Task) {
         let &Task { id, base, .. } = task;
         let weight = part_of(task.portion.len(), task.done, self.config.micro_batches);
@@ -358,7 +358,7 @@ impl<'a> Training<'a> {
         portion.samples(&self.order).expect("the ledger's ranges lie in its epoch")
     }
 
-    /// Seconds after which each micro-batch of a portion is done, a whole one taking `whole`.
+    /// Seconds after which each micro-batch of a portion is done, if a whole portion takes `whole`.
     fn ends(&mut self, portion: &Portion, whole: f64) -> Vec<f64> {
         let parts = self.config.micro_batches;
         let Some(costs) = self.config.costs.clone() else {
@@ -393,12 +393,12 @@ impl<'a> Training<'a> {
         slot.task = Some(task);
     }
 
-    /// A straggler hears of the cut: it pushes what it has finished, or gives up. It is free when the
-    /// step it is at is done.
+    /// A straggler learns of the cut: it pushes its finished work, or gives up. It is free once its current
+    /// step is done.
     fn stop_one(&mut self, worker: WorkerId) {
         let slot = &mut self.workers[worker.0 as usize];
         let Some(task) = slot.task.take() else { return };
-        // It may still be at what it was cut in before.
+        // It may still be completing the step in which it was last cut.
         if task.began < self.now {
             slot.free_at = task.stops(self.now);
             slot.busy += slot.free_at.since(task.began).as_secs_f64();
@@ -461,7 +461,7 @@ impl<'a> Training<'a> {
         }
     }
 
-    /// The next round's run-times; those the world has in it are live, the others are not.
+    /// Draws the next round's run-times. Workers with a run-time are live, the others are not.
     fn attend(&mut self) {
         self.world.next_round(self.now.since(self.opened).as_secs_f64());
         let changes = comings_and_goings(&self.world, self.coordinator.machine().live());

@@ -1,16 +1,16 @@
-//! What a virtual worker is at.
+//! The state of a virtual worker.
 
 use std::sync::Arc;
 
 use paceline_core::{ContributionId, Portion, Time, Version};
 
-/// One worker's present work, and when it is free for the next.
+/// One worker's current work, and when it is free for the next.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Worker {
     pub(crate) task: Option<Task>,
-    /// It completes the step it was cut in.
+    /// When it has completed the step in which it was cut.
     pub(crate) free_at: Time,
-    /// Seconds spent computing, whatever became of it.
+    /// Seconds spent computing, used or not.
     pub(crate) busy: f64,
 }
 
@@ -29,14 +29,14 @@ pub(crate) struct Task {
     pub(crate) done: u32,
 }
 
-/// Steps of a micro-batch, between which a worker hears that it was cut. Layers differ; on average a
-/// native network has got so far as if there were so many alike: half a step is a twelfth of a
+/// Steps of a micro-batch, between which a worker checks whether it was cut. Layers differ in length; on
+/// average a native network stops as if there were this many equal ones: half a step is a twelfth of a
 /// micro-batch (measured: 0.07 for two images through the CNN, 0.09 for eight, 0.09 through the residual
 /// network).
 const STEPS: f64 = 6.0;
 
 impl Task {
-    /// When so many of its micro-batches are done.
+    /// When the first `part` micro-batches are done.
     pub(crate) fn end(&self, part: u32) -> Time {
         self.began + Time::span(self.ends[part as usize - 1])
     }
@@ -68,7 +68,7 @@ mod tests {
             ends: vec![6.0, 12.0],
             done: 1,
         };
-        // Its second micro-batch is from 7 to 13, a step a second.
+        // Its second micro-batch lasts from 7 to 13, one step per second.
         for (cut, stops) in [(7.0, 7.0), (7.5, 8.0), (12.1, 13.0)] {
             assert_eq!(task.stops(at(cut)), at(stops));
         }
