@@ -182,6 +182,8 @@ pub struct Contribution {
     pub(crate) waited_for: bool,
     /// The round must not be cut without it: a shard that may miss no more pushes has not received its part.
     pub(crate) awaits_shard: bool,
+    /// It has taken far longer than usual.
+    pub(crate) overdue: bool,
     /// The shards of its round.
     pub(crate) shards: Arc<BTreeSet<ShardId>>,
     /// The shards that hold their part.
@@ -222,6 +224,7 @@ impl Contribution {
             announced: None,
             waited_for: handout.waited_for,
             awaits_shard: false,
+            overdue: false,
             shards,
             staged: BTreeSet::new(),
             blocks: Blocks::All,
@@ -305,6 +308,11 @@ impl Contribution {
     }
 
     /// Whether it is announced and every shard of its round holds its part.
+    pub(crate) fn is_outstanding(&self, oldest: Version, round: Version) -> bool {
+        let is_given_up = self.overdue && self.base < round;
+        self.base >= oldest && self.state.may_arrive() && !is_given_up
+    }
+
     pub(crate) fn is_whole(&self) -> bool {
         self.announced.is_some() && self.shards.is_subset(&self.staged)
     }

@@ -174,20 +174,35 @@ impl Contributions {
         }
     }
 
+    /// The same for a report that the worker gave up, which may follow its announcement.
+    pub(crate) fn check_abort_of_forgotten(
+        &self,
+        worker: WorkerId,
+        id: ContributionId,
+    ) -> Result<(), MachineError> {
+        let Words { spoken, forgotten } = self.words.get(&worker).copied().unwrap_or_default();
+        match forgotten >= Some(id) && spoken <= Some(id) {
+            true => Ok(()),
+            false => Err(MachineError::NotGiven { worker, id }),
+        }
+    }
+
     /// The worker has answered for `id`. It will not report on earlier work.
     pub(crate) fn speak(&mut self, worker: WorkerId, id: ContributionId) {
         self.words.entry(worker).or_default().spoken = Some(id);
         if self.late.get(&worker).is_some_and(|late| late.id < id)
             && let Some(late) = self.late.remove(&worker)
         {
-            self.forget(late);
+            self.forget(&late);
         }
     }
 
-    fn forget(&mut self, late: Contribution) {
-        if !late.staged.is_empty() {
-            self.discards.push((late.worker, late.id));
-        }
+    /// Forgets a contribution that its worker may still report on. It may hold a permission to push, and
+    /// shards may hold parts of it.
+    pub(crate) fn forget(&mut self, late: &Contribution) {
+        let words = self.words.entry(late.worker).or_default();
+        words.forgotten = words.forgotten.max(Some(late.id));
+        self.discards.push((late.worker, late.id));
     }
 
     /// Takes a contribution out of the table: it is complete, or will not be used.
@@ -231,12 +246,35 @@ impl Contributions {
     /// `first` was faster than the other contribution with the same samples, which is now late.
     fn decide_twin(&mut self, first: &mut Contribution) {
         let Some(twin) = first.twin.take() else { return };
-        if let Some(twin) = self.working.values_mut().find(|contribution| contribution.id == twin) {
-            twin.become_state(State::Late).expect("of two holders one was sooner");
+        if let Some(twin) = self.working.values_mut().find(|other| other.id == twin) {
+            // One that was given up stays so.
+            if twin.state().may_arrive() {
+                twin.become_state(State::Late).expect("it had not arrived");
+            }
             twin.twin = None;
             twin.ranges.clear();
-            self.entries.push(LedgerEntry::Missed(twin.worker));
+            // A second holder that was beaten is not slow.
+            if twin.id < first.id {
+                self.entries.push(LedgerEntry::Missed(twin.worker));
+            }
         }
+    }
+
+    /// Both holders of the same samples are overdue: the older one loses them to `younger`. Returns it, and
+    /// the worker that keeps them.
+    pub(crate) fn drop_older_twin(
+        &mut self,
+        younger: ContributionId,
+    ) -> Option<(Contribution, WorkerId)> {
+        let mut all = self.working.values_mut();
+        let keeper = all.find(|contribution| contribution.id == younger)?;
+        let (older, by) = (keeper.twin.take()?, keeper.worker);
+        let older = self.working.values_mut().find(|contribution| contribution.id == older)?;
+        older.twin = None;
+        older.ranges.clear();
+        older.become_state(State::Late).ok()?;
+        self.entries.push(LedgerEntry::Missed(older.worker));
+        Some((older.clone(), by))
     }
 
     /// A contribution that has left the table will not be used. Its samples are handed out again, unless
@@ -280,9 +318,11 @@ impl Contributions {
 
     /// A close takes all work from before `oldest` from its workers. They may still report on it.
     pub(crate) fn take_older(&mut self, oldest: Version, cut: Time) {
-        let taken: Vec<Contribution> =
-            self.working.extract_if(.., |_, c| c.base < oldest).map(|(_, c)| c).collect();
-        for mut contribution in taken {
+        let older = self.working.iter().filter(|(_, c)| c.base < oldest);
+        let taken: Vec<WorkerId> = older.map(|(&worker, _)| worker).collect();
+        // One after the other: two of them may hold the same samples.
+        for worker in taken {
+            let Some(mut contribution) = self.working.remove(&worker) else { continue };
             self.release(&mut contribution);
             if contribution.state() == State::Abandoned {
                 continue;
@@ -291,10 +331,8 @@ impl Contributions {
                 contribution.become_state(State::Late).expect("it had not arrived");
             }
             contribution.cut = Some(cut);
-            let worker = contribution.worker;
             if let Some(older) = self.late.insert(worker, contribution) {
-                self.words.entry(worker).or_default().forgotten = Some(older.id);
-                self.forget(older);
+                self.forget(&older);
             }
         }
     }
@@ -318,7 +356,10 @@ impl Contributions {
                 self.discards.push((contribution.worker, contribution.id));
             }
         }
-        self.late.retain(|_, c| c.base > base || c.announcement().is_none());
+        let announced =
+            |_: &WorkerId, c: &mut Contribution| c.base <= base && c.announcement().is_some();
+        let given_up: Vec<_> = self.late.extract_if(.., announced).collect();
+        given_up.iter().for_each(|(_, contribution)| self.forget(contribution));
     }
 
     /// The samples that contributions hold and no update contains, each once.

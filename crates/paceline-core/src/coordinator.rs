@@ -176,8 +176,10 @@ impl Coordinator {
         }
         if self.is_given_up(worker, id) {
             // Its worker does not know of the close yet, and will not report that it stops.
-            self.machine.contributions_mut().remove(worker, id);
-            self.machine.contributions_mut().discard(worker, id);
+            let contributions = self.machine.contributions_mut();
+            if let Some(contribution) = contributions.remove(worker, id) {
+                contributions.forget(&contribution);
+            }
             return Ok(());
         }
         self.begin_push(worker, id, now);
@@ -339,6 +341,7 @@ impl Coordinator {
         if self.settle(now) && self.machine.can_open(now) {
             self.open(now);
         }
+        self.machine.note_overdue(now);
         for worker in self.machine.wanted() {
             if let Some(handout) = self.take(worker, 1.0, now) {
                 self.machine.enlist(handout, now);
@@ -393,7 +396,7 @@ impl Coordinator {
     /// Samples for `worker`: from the ledger or, if it has none left, from an overdue contribution.
     fn take(&mut self, worker: WorkerId, share: f64, now: Time) -> Option<Handout> {
         let want = (share * f64::from(self.batch)).round().max(1.0) as u32;
-        self.ledger.take(worker, want).or_else(|| self.machine.overdue(worker, now))
+        self.ledger.take(worker, want).or_else(|| self.machine.take_overdue(worker, now))
     }
 
     /// Enters the machine's decisions into the ledger and passes its events on.
@@ -428,9 +431,14 @@ impl Coordinator {
         let is_known = |worker, id| self.contribution(worker, id).is_some();
         let pushes = pushes.filter(|&(worker, id, _)| is_known(worker, id));
         let push = pushes.map(|(.., at)| at).min();
-        let is_between = self.machine.phase() == Phase::Closed && self.shards.is_ready();
-        let overdue = self.machine.next_overdue(self.advanced).filter(|_| is_between);
-        let wakes = [self.machine.next_wake(), self.shards.next_wake(), push, overdue];
+        let wakes =
+            [self.machine.next_wake(), self.shards.next_wake(), push, self.next_second_holder()];
         wakes.into_iter().flatten().min()
+    }
+
+    /// The next time at which samples of an overdue contribution may get another holder, between rounds.
+    pub fn next_second_holder(&self) -> Option<Time> {
+        let is_between = self.machine.phase() == Phase::Closed && self.shards.is_ready();
+        self.machine.next_second_holder(self.advanced).filter(|_| is_between)
     }
 }

@@ -35,6 +35,8 @@ impl Patience {
     pub(crate) fn observe(&mut self, took: Duration) {
         let took = took.as_secs_f64();
         let usual = self.usual.unwrap_or(took);
+        // One that was stopped for long says nothing of the others.
+        let took = took.min(FACTOR * usual);
         self.usual = Some(usual + (took - usual) / MEMORY);
     }
 
@@ -43,6 +45,11 @@ impl Patience {
     pub(crate) fn duration(&self) -> Option<Duration> {
         let factor = if self.at_home { FACTOR_AT_HOME } else { FACTOR };
         self.usual.map(|usual| LEAST.max(Duration::from_secs_f64(usual * factor)))
+    }
+
+    /// How long a contribution waits for the part that a shard at its bound owes, from its start.
+    pub(crate) fn for_shards(&self) -> Option<Duration> {
+        Patience { at_home: true, ..self.clone() }.duration()
     }
 
     /// How long a contribution holds its samples alone, if a second worker may hold them at all.

@@ -130,10 +130,10 @@ impl<'a> RoundView<'a> {
 
     /// Workers that may still arrive in this round, in worker order. All are live.
     pub fn outstanding(&self) -> impl Iterator<Item = (WorkerId, &'a Contribution)> + use<'a> {
-        let oldest = self.oldest;
+        let (oldest, round) = (self.oldest, self.round.base());
         self.working
             .iter()
-            .filter(move |(_, work)| work.base >= oldest && work.state().may_arrive())
+            .filter(move |(_, work)| work.is_outstanding(oldest, round))
             .map(|(&worker, work)| (worker, work))
     }
 

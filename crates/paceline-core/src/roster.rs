@@ -51,9 +51,9 @@ impl Roster {
 
     /// Contributions that may still arrive in the round, in worker order.
     pub(crate) fn outstanding(&self) -> impl Iterator<Item = &Contribution> {
-        let oldest = self.oldest_admissible();
+        let (oldest, round) = (self.oldest_admissible(), self.round.base());
         let all = self.contributions.working().values();
-        all.filter(move |work| work.base >= oldest && work.state().may_arrive())
+        all.filter(move |work| work.is_outstanding(oldest, round))
     }
 
     pub(crate) fn is_anyone_outstanding(&self) -> bool {

@@ -5,6 +5,7 @@
 //! [`RoundMachine::next_wake`], and acts on [`RoundMachine::poll_event`].
 
 mod cutting;
+mod overdue;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -89,6 +90,8 @@ pub struct RoundMachine {
     shards: Arc<BTreeSet<ShardId>>,
     grace: Grace,
     patience: Patience,
+    /// When to look for contributions that have become overdue.
+    overdue_check: Option<Time>,
     useless: Useless,
     quorum_short_since: Option<Time>,
     events: VecDeque<Event>,
@@ -108,6 +111,7 @@ impl RoundMachine {
         };
         RoundMachine {
             patience: Patience::default(),
+            overdue_check: None,
             config,
             wait: Wait::new(policy, first, terms),
             phase: Phase::Closed,
@@ -256,7 +260,7 @@ impl RoundMachine {
         self.check_live(worker)?;
         let (phase, round) = (self.phase, self.round().base());
         let Some(work) = self.contributions_mut().get_mut(worker, id) else {
-            self.contributions().check_forgotten(worker, id)?;
+            self.contributions().check_abort_of_forgotten(worker, id)?;
             self.contributions_mut().speak(worker, id);
             return Ok(());
         };
@@ -334,7 +338,11 @@ impl RoundMachine {
             self.grace.answered(now.since(cut));
         }
         if let RunTime::Observed(took) = run_time {
+            let is_first = self.patience.duration().is_none();
             self.patience.observe(took);
+            if is_first {
+                self.plan_overdue_check();
+            }
         }
         let fresh = base >= self.wait.roster.oldest_admissible();
         if !fresh {
@@ -459,6 +467,7 @@ impl RoundMachine {
         for (contribution, arrival) in self.contributions_mut().take_staged() {
             self.accept(contribution, arrival, now);
         }
+        self.plan_overdue_check();
         ids
     }
 
@@ -471,7 +480,7 @@ impl RoundMachine {
         let roster = &self.wait.roster;
         // Called after every arrival, so it counts no further than the quorum.
         let missing = self.config.quorum.max(1).saturating_sub(roster.arrivals.len());
-        if roster.outstanding().take(missing).count() == missing {
+        if roster.outstanding().filter(|work| !work.overdue).take(missing).count() == missing {
             return Vec::new();
         }
         self.idle().into_iter().filter(|&worker| !roster.holds(worker)).collect()
@@ -493,39 +502,6 @@ impl RoundMachine {
         assert!(self.live.contains_key(&worker), "{worker} is not live");
         let (base, shards) = (self.round().base(), Arc::clone(&self.shards));
         self.contributions_mut().give(handout, base, &shards, now)
-    }
-
-    /// The samples of a contribution that is overdue at `now`, for `second` as their second holder. The
-    /// contribution's round has closed.
-    pub(crate) fn overdue(&self, second: WorkerId, now: Time) -> Option<Handout> {
-        let (_, id) =
-            self.may_be_doubled().filter(|(at, _)| *at <= now).min_by_key(|(_, id)| *id)?;
-        let first = self.contributions().working().values().find(|c| c.id == id)?;
-        Some(Handout {
-            worker: second,
-            ranges: first.ranges.clone(),
-            waited_for: false,
-            worth: first.worth,
-            twin: Some(id),
-        })
-    }
-
-    /// The next time at which [`Self::overdue`] returns a contribution.
-    pub(crate) fn next_overdue(&self, after: Time) -> Option<Time> {
-        self.may_be_doubled().map(|(at, _)| at).filter(|at| *at > after).min()
-    }
-
-    /// Contributions whose round has closed without them, with the time from which on they may get a second
-    /// holder.
-    fn may_be_doubled(&self) -> impl Iterator<Item = (Time, ContributionId)> + '_ {
-        let round = self.round().base();
-        let patience = self.patience.for_second_holder();
-        let missed = self
-            .contributions()
-            .working()
-            .values()
-            .filter(move |c| c.base < round && c.twin.is_none() && c.state().may_arrive());
-        missed.filter_map(move |c| Some((c.started + patience?, c.id)))
     }
 
     /// The norms of the closed round's contributions, late ones included. Empty if any norm is unknown, or if
@@ -564,7 +540,8 @@ impl RoundMachine {
         };
         let join =
             (!self.begun && !self.live.is_empty()).then_some(Time::ZERO + self.config.join_grace);
-        [round, join, self.quorum_deadline()].into_iter().flatten().min()
+        let wakes = [round, join, self.quorum_deadline(), self.next_overdue()];
+        wakes.into_iter().flatten().min()
     }
 
     /// The reason to stop, once the run has been below the quorum for longer than the grace.

@@ -266,6 +266,8 @@ struct World {
     now: Time,
     live: BTreeSet<u32>,
     salvage: bool,
+    /// Nothing more counts of a round that is closed.
+    gives_up: bool,
     /// The last two pieces of work each worker was given.
     hands: BTreeMap<u32, [Option<(ContributionId, u32)>; 2]>,
     /// Reports of shards that are under way.
@@ -327,6 +329,11 @@ impl World {
         while let Some(event) = self.coordinator.poll_event() {
             self.note_work(&event.kind);
             self.onlooker.see(&event, &fresh);
+            if let EventKind::Closed { round, .. } = event.kind
+                && self.gives_up
+            {
+                self.coordinator.give_up_parts(round.base());
+            }
         }
         for (_, id) in self.coordinator.take_discards() {
             self.onlooker.discard(id);
@@ -472,6 +479,7 @@ fn play(case: &Case) -> World {
         now: Time::ZERO,
         live: BTreeSet::new(),
         salvage: case.straggler == Straggler::Salvage,
+        gives_up: (case.partial || case.behind) && case.straggler != Straggler::Finish,
         hands: BTreeMap::new(),
         under_way: Vec::new(),
     };

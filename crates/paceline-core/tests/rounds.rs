@@ -653,3 +653,72 @@ fn a_second_holder_that_dies_leaves_the_first_in_possession() {
     assert_eq!(s.log[..2], ["superseded w1 by w2", "arrived w2"]);
     assert_eq!(s.coordinator.ledger().counts().used, 30);
 }
+
+#[test]
+fn a_worker_may_give_up_what_it_announced_however_late_it_says_so() {
+    // Its push is slow: two rounds close before it gives up between two blocks.
+    let mut s = Script::new(2, First(1), RoundConfig::default());
+    s.done(1, 0, 10.0).unwrap();
+    for round in 0..3 {
+        s.arrive(0, round).publish();
+    }
+    let forgotten = (WorkerId(1), s.id(1, 0));
+    assert!(s.coordinator.take_discards().contains(&forgotten), "its permission to push is free");
+    s.abort(1, 0).unwrap();
+    // It announces work that is forgotten already, and gives that up, too.
+    s.done(1, 1, 10.0).unwrap();
+    s.abort(1, 1).unwrap();
+    s.arrive(1, 3);
+    assert!(s.log.contains(&"arrived w1".to_owned()), "{:?}", s.log);
+}
+
+#[test]
+fn with_partial_pushes_a_worker_may_give_up_what_a_close_has_given_up() {
+    let mut s = partial_pushes(1);
+    // Announced before the close, or crossing it: either way it waits for permission to push.
+    for (base, before) in [(0, true), (1, false)] {
+        if before {
+            done(&mut s, 1, base);
+        }
+        done(&mut s, 0, base);
+        stage(&mut s, 0, base, 0);
+        s.coordinator.give_up_parts(Version(base));
+        if !before {
+            done(&mut s, 1, base);
+        }
+        assert!(s.coordinator.take_discards().contains(&(WorkerId(1), s.id(1, base))));
+        s.abort(1, base).unwrap();
+        apply(&mut s);
+    }
+}
+
+#[test]
+fn a_worker_that_comes_back_is_given_work_though_a_hung_one_is_in_the_round() {
+    let mut s = Script::new(2, First(1), RoundConfig::default());
+    for round in 0..3 {
+        s.wait(20).arrive(0, round).publish();
+    }
+    s.leave(0).join(0).advance();
+    s.log.clear();
+    s.wait(99).check(&[]);
+    assert!(s.coordinator.next_wake().is_some_and(|at| at > s.now));
+    s.wait(100);
+    assert_eq!(s.log, ["enlisted w0"]);
+    s.arrive(0, 3);
+    assert!(s.log.contains(&"cut, 1 arrived: w1".to_owned()), "{:?}", s.log);
+}
+
+#[test]
+fn of_two_holders_that_hang_the_first_gives_way_to_a_third() {
+    let mut s = hung_with_the_last_samples(First(1));
+    s.join(2).wait(120);
+    let second = [0, 2].into_iter().find(|&worker| hand(&s, worker) == (10, 20));
+    let second = second.expect("the samples have a second holder");
+    s.log.clear();
+    // It hangs as well.
+    s.wait(500);
+    let third = 2 - second;
+    assert_eq!(s.log[..1], [format!("superseded w1 by w{second}")], "{:?}", s.log);
+    assert_eq!(hand(&s, third), (10, 20));
+    assert!(s.coordinator.report().balanced);
+}

@@ -267,7 +267,10 @@ impl<'a> Training<'a> {
         }
         let due = self.due.peek().map(|Reverse((at, ..))| *at);
         let closed = self.coordinator.machine().phase() == Phase::Closed;
-        let wake = self.coordinator.next_wake().filter(|_| !closed);
+        let wake = match closed {
+            true => self.coordinator.next_second_holder(),
+            false => self.coordinator.next_wake(),
+        };
         [due, self.publishing.map(|(at, _)| at), wake].into_iter().flatten().min()
     }
 

@@ -19,6 +19,7 @@ impl RoundMachine {
     pub fn decide(&mut self, now: Time) {
         self.catch_up(now);
         self.watch_quorum(now);
+        self.note_overdue(now);
         match self.phase {
             Phase::Open if !self.wait.roster.is_anyone_outstanding() => self.cut_if_complete(now),
             Phase::Open => self.ask_policy(now),
@@ -76,7 +77,7 @@ impl RoundMachine {
         if roster.arrivals.len() < self.config.quorum.min(participants).max(1) {
             return Some(Hold::Quorum);
         }
-        let patience = self.patience.duration();
+        let (patience, for_shards) = (self.patience.duration(), self.patience.for_shards());
         let mut holds = false;
         let mut until: Option<Time> = None;
         let oldest = roster.oldest_admissible();
@@ -84,14 +85,16 @@ impl RoundMachine {
             if work.base < oldest || !work.state().may_arrive() {
                 continue;
             }
-            let end = patience.map(|patience| work.started + patience);
-            if end.is_some_and(|end| end <= now) {
-                work.waited_for = false;
+            let end = |patience: Option<Duration>| patience.map(|p| work.started + p);
+            let ends =
+                [(end(patience), &mut work.waited_for), (end(for_shards), &mut work.awaits_shard)];
+            for (end, waits) in ends {
+                *waits &= end.is_none_or(|end| end > now);
+                if *waits {
+                    until = [until, end].into_iter().flatten().min();
+                }
+                holds |= *waits;
             }
-            if work.waited_for {
-                until = [until, end].into_iter().flatten().min();
-            }
-            holds |= work.waited_for || work.awaits_shard;
         }
         holds.then_some(Hold::WaitedFor(until))
     }
