@@ -1,8 +1,10 @@
-//! The machine a bench ran on, and the day.
+//! The machine, the day and the commit of a bench.
 
 use std::{fs, process::Command};
 
 use anyhow::Result;
+
+use crate::paceline::workspace;
 
 /// Ticks of the kernel's clock per second, as it reports CPU times.
 pub(crate) const TICKS: f64 = 100.0;
@@ -26,6 +28,17 @@ pub(crate) fn describe() -> String {
 pub(crate) fn date() -> String {
     let date = Command::new("date").arg("+%F").output();
     date.map_or(String::new(), |date| String::from_utf8_lossy(&date.stdout).trim().to_owned())
+}
+
+/// The commit of the workspace, short, with a `+` where files differ from it.
+pub(crate) fn commit() -> String {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(args).current_dir(workspace()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let changed = git(&["status", "--porcelain", "--", "crates"]).is_some_and(|s| !s.is_empty());
+    let commit = git(&["rev-parse", "--short", "HEAD"]).unwrap_or_else(|| "unknown".to_owned());
+    commit + if changed { "+" } else { "" }
 }
 
 /// Seconds that all cores have been busy, with any process.

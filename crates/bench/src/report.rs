@@ -137,11 +137,12 @@ impl Report {
 
     fn markdown(&self) -> String {
         let mut text = format!(
-            "# Bench `{0}`\n\n`cargo run --release -p bench -- {0}`, up to {1}, on {2}.\n\n\
-             | figure | value | goal | holds | |\n|---|---|---|---|---|\n",
+            "# Bench `{0}`\n\n`cargo run --release -p bench -- {0}`, up to {1} and commit {3}, on \
+             {2}.\n\n| figure | value | goal | holds | |\n|---|---|---|---|---|\n",
             self.bench,
             machine::date(),
-            machine::describe()
+            machine::describe(),
+            machine::commit()
         );
         for figure in &self.figures {
             let value = figure.value.map_or("–".to_owned(), |value| format!("{value:.4}"));

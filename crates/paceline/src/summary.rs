@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
 
+/// Ranges of unused samples that the terminal names; `summary.json` has all of them.
+const NAMED_RANGES: usize = 4;
+
 /// The content of `summary.json` and of `--json`.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Summary {
@@ -158,7 +161,10 @@ impl fmt::Display for Summary {
         let balance = if self.ledger.balanced { "balances" } else { "DOES NOT BALANCE" };
         write!(f, "  ledger    {} epochs complete", self.ledger.epochs)?;
         if open > 0 {
-            write!(f, ", {open} samples of begun epochs not used yet")?;
+            let ranges = self.ledger.unused.iter().take(NAMED_RANGES).map(ToString::to_string);
+            let ranges = ranges.collect::<Vec<_>>().join(", ");
+            let more = if self.ledger.unused.len() > NAMED_RANGES { ", …" } else { "" };
+            write!(f, ", {open} samples of begun epochs not used yet ({ranges}{more})")?;
         }
         writeln!(f, "; {balance}")?;
         writeln!(f, "  data      {}", self.data_plane)?;
