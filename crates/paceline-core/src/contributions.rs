@@ -161,15 +161,14 @@ impl Contributions {
         Ok(known)
     }
 
-    /// Accepts a report of a contribution that is not in the table, if that contribution was forgotten.
+    /// Accepts an announcement of a contribution that is not in the table, if that contribution was forgotten.
     pub(crate) fn check_forgotten(
         &self,
         worker: WorkerId,
         id: ContributionId,
     ) -> Result<(), MachineError> {
-        let Words { spoken, forgotten } = self.words.get(&worker).copied().unwrap_or_default();
-        match forgotten >= Some(id) && spoken < Some(id) {
-            true => Ok(()),
+        match self.words.get(&worker).is_some_and(|words| words.spoken < Some(id)) {
+            true => self.check_abort_of_forgotten(worker, id),
             false => Err(MachineError::NotGiven { worker, id }),
         }
     }
@@ -180,8 +179,8 @@ impl Contributions {
         worker: WorkerId,
         id: ContributionId,
     ) -> Result<(), MachineError> {
-        let Words { spoken, forgotten } = self.words.get(&worker).copied().unwrap_or_default();
-        match forgotten >= Some(id) && spoken <= Some(id) {
+        let words = self.words.get(&worker);
+        match words.is_some_and(|w| w.forgotten >= Some(id) && w.spoken <= Some(id)) {
             true => Ok(()),
             false => Err(MachineError::NotGiven { worker, id }),
         }
