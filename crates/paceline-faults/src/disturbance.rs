@@ -2,7 +2,9 @@
 
 use std::{str::FromStr, time::Duration};
 
-use crate::{duration::parse_duration, rate::Rate, stall::Stall};
+use paceline_core::parse_duration;
+
+use crate::{rate::Rate, stall::Stall};
 
 /// One thing that is done to one worker, or to several.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -7,7 +7,6 @@
 //! rate-limited link ([`WorkerNetwork`]).
 
 mod disturbance;
-mod duration;
 mod hog;
 mod network;
 mod plan;
@@ -19,7 +18,6 @@ mod slow_worker;
 mod stall;
 
 pub use disturbance::Preemption;
-pub use duration::parse_duration;
 pub use hog::hog;
 pub use network::{NetworkError, WorkerNetwork};
 pub use plan::{FaultPlan, FaultPlanError, ProcessFaults, TooFewCores};

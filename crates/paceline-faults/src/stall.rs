@@ -6,9 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use paceline_core::parse_duration;
 use rustix::process::{Pid, Signal, kill_process};
-
-use crate::duration::parse_duration;
 
 /// A cycle of `every`: a process runs, and stands still for the last `lasts` of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

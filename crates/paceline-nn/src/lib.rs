@@ -5,6 +5,9 @@
 //! [`paceline_params::matmul`] and a convolution of our own: on one core, in batches of 64, the CNN
 //! runs seven times as fast as the same network on burn's autodiff, the MLP twice. burn is the
 //! reference in a test instead (feature `burn`).
+//!
+//! [`Workload`] is a model with both halves of its data; [`NativeCompute`] computes its gradients for a
+//! worker.
 
 mod adjoint;
 mod average;
@@ -32,6 +35,7 @@ mod spec;
 mod standard;
 mod synthetic;
 mod threads;
+mod workload;
 mod zoo;
 
 pub use costs::CostSpec;
@@ -42,3 +46,4 @@ pub use paceline_params::TensorSpec;
 pub use source::{Data, DataSource, Split};
 pub use spec::ModelSpec;
 pub use threads::single_threaded;
+pub use workload::{NativeCompute, Workload, WorkloadError};

@@ -2,6 +2,8 @@
 //!
 //! A page fetches nothing. Charts are inline SVG, heat maps are embedded PNG images, and the style
 //! sheet is part of the page and follows the reader's light or dark theme.
+//!
+//! [`Usage`] is the error that every command reports for flags or settings that cannot be used.
 
 mod chart;
 mod file;
@@ -12,6 +14,7 @@ mod page;
 mod palette;
 mod scale;
 mod table;
+mod usage;
 
 pub use chart::{Axis, LineChart, Series};
 pub use file::{WriteError, write_whole};
@@ -19,3 +22,4 @@ pub use heatmap::{Heatmap, HeatmapCell};
 pub use number::short;
 pub use page::{Page, Section};
 pub use table::Table;
+pub use usage::Usage;

@@ -4,22 +4,22 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
+use paceline_compare::CompareArgs;
+use paceline_core::Span;
 use paceline_faults::{LinkSpec, Rate, hog};
 use paceline_policy::POLICIES;
+use paceline_report::Usage;
 use paceline_wire::Transport;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
     analyze::{self, AnalyzeArgs},
-    compare::{self, CompareArgs},
-    config::Usage,
-    console, descriptors,
+    compare, console, descriptors,
     flags::RunFlags,
     host,
     model::{self, ModelArgs},
     server,
     simulate::{self, SimulateArgs},
-    span::Span,
     train, worker,
 };
 

@@ -7,11 +7,12 @@ use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Command};
-use paceline_core::{Enough, RoundConfig, Straggler};
+use paceline_core::{Enough, RoundConfig, Span, Straggler};
 use paceline_faults::FaultPlan;
 use paceline_nn::CostSpec;
 use paceline_params::{LrScaling, UpdateConfig};
 use paceline_policy::{Cutoff, Objective, PolicySpec};
+use paceline_report::Usage;
 use paceline_server::{Limits, Placement, WeakSync};
 use paceline_wire::Transport;
 use serde::Serialize;
@@ -23,13 +24,7 @@ use crate::{
         ClusterSettings, FaultSettings, RecordSettings, RoundSettings, StopSettings, TaskSettings,
         UpdateSettings, WeakSettings,
     },
-    span::Span,
 };
-
-/// Settings that cannot be used, as opposed to a run that failed.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Usage(pub(crate) String);
 
 /// Everything that a run can be told. A config file has the same names, without the groups.
 #[derive(Debug, Clone, PartialEq, Default, Args, Serialize)]
@@ -238,7 +233,7 @@ impl RunConfig {
     /// How the learning rate follows what is contributed: as the objective values it, unless something
     /// else is asked for.
     pub(crate) fn lr_scaling(&self) -> LrScaling {
-        self.update.lr_scaling.unwrap_or(usual_scaling(self.objective()))
+        self.update.lr_scaling.unwrap_or(self.objective().lr_scaling())
     }
 
     pub(crate) fn weak_sync(&self) -> WeakSync {
@@ -286,14 +281,6 @@ impl RunConfig {
 fn names<T: Args>() -> BTreeSet<String> {
     let command = T::augment_args(Command::new("settings"));
     command.get_arguments().filter_map(|arg| arg.get_long().map(str::to_owned)).collect()
-}
-
-/// The scaling that realises what an objective values.
-pub(crate) fn usual_scaling(objective: Objective) -> LrScaling {
-    match objective {
-        Objective::Samples => LrScaling::Linear,
-        Objective::Progress => LrScaling::AdaScale,
-    }
 }
 
 #[cfg(test)]

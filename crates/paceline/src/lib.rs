@@ -23,11 +23,9 @@ mod server;
 mod session;
 mod settings;
 mod simulate;
-mod span;
 mod summary;
 mod traces;
 mod train;
 mod worker;
-mod workload;
 
 pub use cli::main;

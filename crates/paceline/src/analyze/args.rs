@@ -4,11 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use paceline_analysis::Options;
+use paceline_core::Span;
 
-use crate::{
-    span::Span,
-    traces::{TraceArgs, not_negative},
-};
+use crate::traces::{TraceArgs, not_negative};
 
 #[derive(Debug, Args)]
 pub(crate) struct AnalyzeArgs {

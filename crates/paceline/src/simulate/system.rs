@@ -13,14 +13,14 @@ use anyhow::Result;
 use paceline_core::{Enough, Straggler};
 use paceline_model::Model;
 use paceline_policy::{PolicySpec, wait_for_updates, wait_rule};
-use paceline_report::short;
+use paceline_report::{Usage, short};
 use paceline_sim::{Drawn, Recorded, System, SystemOutcome, SystemSpec, Weak};
 use paceline_trace::Trace;
 use rayon::prelude::*;
 use serde::Serialize;
 
 use super::args::{Overhead, ReplayedPolicy, SimulateArgs};
-use crate::{config::Usage, traces::TraceSource};
+use crate::traces::TraceSource;
 
 /// One run: a line of `--json`.
 #[derive(Debug, Clone, Serialize)]

@@ -19,7 +19,7 @@ use paceline_sim::{Turns, World, comings_and_goings};
 use paceline_worker::{Compute, micro_batch, part_of};
 use serde::{Deserialize, Serialize};
 
-use crate::worker::{Task, Worker};
+use super::worker::{Task, Worker};
 
 /// The settings of a run.
 #[derive(Debug, Clone)]

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use paceline_compare::{Paced, Training, TrainingConfig, TrainingRecord};
 use paceline_core::{Costs, Late, Ledger, OrderSpec, Straggler};
 use paceline_model::Model;
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig};
 use paceline_policy::{Objective, PolicySpec};
-use paceline_virtual::{Paced, Training, TrainingConfig, TrainingRecord};
 use paceline_worker::Compute;
 use rand::{SeedableRng, rngs::StdRng};
 use rand_distr::{Distribution, LogNormal, StandardNormal};

@@ -4,15 +4,15 @@ use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 use anyhow::{Context, Result, ensure};
 use paceline_faults::{FaultPlan, SlownessSpec};
+use paceline_report::Usage;
 use paceline_sim::{Recorded, World};
 use paceline_trace::{ReadOptions, SyntheticSpec, Trace, generate, read};
-use paceline_virtual::Paced;
 
-use crate::config::Usage;
+use crate::virtual_clock::Paced;
 
 /// Where run-times come from: injected slowness, a recorded trace, or a synthetic cluster.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum ScenarioSpec {
+pub(crate) enum ScenarioSpec {
     /// Slowness in the syntax of `--stragglers`; written `none` if empty.
     Slowed(SlownessSpec),
     /// Disturbances of real processes, in the same syntax; live runs only.
@@ -56,7 +56,7 @@ impl fmt::Display for ScenarioSpec {
 
 /// A scenario for a number of workers, from which any seed draws run-times.
 #[derive(Debug, Clone)]
-pub(super) enum Conditions {
+pub(crate) enum Conditions {
     Slowed(SlownessSpec, u32),
     Recorded(Arc<Trace>),
     /// Run-times are not known in advance.
@@ -64,7 +64,7 @@ pub(super) enum Conditions {
 }
 
 impl Conditions {
-    pub(super) fn new(scenario: &ScenarioSpec, workers: u32, live: bool) -> Result<Conditions> {
+    pub(crate) fn new(scenario: &ScenarioSpec, workers: u32, live: bool) -> Result<Conditions> {
         let trace = match scenario {
             ScenarioSpec::Slowed(spec) => {
                 ensure!(
@@ -109,7 +109,7 @@ impl Conditions {
     }
 
     /// Run-times under a seed; an undisturbed worker takes one second.
-    pub(super) fn world(&self, seed: u64) -> Box<dyn World + '_> {
+    pub(crate) fn world(&self, seed: u64) -> Box<dyn World + '_> {
         match self {
             Conditions::Slowed(spec, workers) => Box::new(Paced::new(spec, *workers, 1.0, seed)),
             Conditions::Recorded(trace) => Box::new(Recorded::new(trace, seed)),

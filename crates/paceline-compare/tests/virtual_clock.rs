@@ -1,10 +1,10 @@
 //! Training on the virtual clock: the books balance, time passes as the scenario says, and the same
 //! seed gives the same run.
 
+use paceline_compare::{Paced, Training, TrainingConfig, TrainingRecord};
 use paceline_core::{Late, Ledger, OrderSpec, Policy, Straggler};
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig};
 use paceline_policy::{Objective, PolicySpec};
-use paceline_virtual::{Paced, Training, TrainingConfig, TrainingRecord};
 use paceline_worker::Compute;
 use rand::{SeedableRng, rngs::StdRng};
 use rand_distr::{Distribution, StandardNormal};
@@ -149,7 +149,7 @@ fn progress_cuts_early_at_first_and_later_as_the_noise_scale_grows() {
     let config = TrainingConfig { straggler: Straggler::Abort, epochs: 12, ..config() };
     let run = |objective| train_for(config.clone(), policy("filter", objective), "stalls:4", 0.5);
     let progress = run(Objective::Progress);
-    let mean = |rounds: &[paceline_virtual::VirtualRound]| {
+    let mean = |rounds: &[paceline_compare::VirtualRound]| {
         rounds.iter().map(|round| round.accepted).sum::<f64>() / rounds.len() as f64
     };
     let count = progress.rounds.len();
@@ -161,7 +161,7 @@ fn progress_cuts_early_at_first_and_later_as_the_noise_scale_grows() {
     assert!(mean(&samples.rounds[10..60]) > mean(early) + 0.5);
     // tr Σ is 20 · 0.5² here, and the loss is |G|²: the estimate is near what there is, and behind it by
     // the fifty rounds that it remembers, in which the gradient halves here.
-    let told = |point: &paceline_virtual::Point| {
+    let told = |point: &paceline_compare::Point| {
         let round = progress.rounds.get(point.round as usize)?;
         Some(round.noise? * point.loss / 5.0)
     };

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A test accuracy or loss to reach.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Target {
+pub(crate) enum Target {
     /// At least this share of correct predictions.
     Accuracy(f64),
     /// At most this mean loss.
@@ -13,7 +13,7 @@ pub(super) enum Target {
 
 impl Target {
     /// When accuracies or losses, as (seconds, value), first reach the target.
-    pub(super) fn reached(self, accuracies: &[(f64, f64)], losses: &[(f64, f64)]) -> Option<f64> {
+    pub(crate) fn reached(self, accuracies: &[(f64, f64)], losses: &[(f64, f64)]) -> Option<f64> {
         match self {
             Target::Accuracy(accuracy) => crossing(accuracies, accuracy),
             Target::Loss(loss) => {

@@ -9,9 +9,9 @@
 //! next opening. A worker that is cut pushes its finished work at once, and completes its current layer
 //! before it begins the next round, as a real one does.
 
-mod scenario;
+mod paced;
 mod training;
 mod worker;
 
-pub use scenario::{Paced, bounds};
+pub use paced::{Paced, bounds};
 pub use training::{Point, Training, TrainingConfig, TrainingRecord, VirtualRound};

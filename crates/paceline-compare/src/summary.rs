@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::{
+use crate::{
     study::{ComparisonCase, SweptCount},
     target::Target,
     trial::TrialOutcome,
@@ -12,14 +12,14 @@ use super::{
 
 /// Mean, best and worst over seeds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(super) struct SeedRange {
-    pub(super) mean: f64,
-    pub(super) least: f64,
-    pub(super) most: f64,
+pub(crate) struct SeedRange {
+    pub(crate) mean: f64,
+    pub(crate) least: f64,
+    pub(crate) most: f64,
 }
 
 impl SeedRange {
-    pub(super) fn from_values(values: impl IntoIterator<Item = f64>) -> Option<SeedRange> {
+    pub(crate) fn from_values(values: impl IntoIterator<Item = f64>) -> Option<SeedRange> {
         let values: Vec<f64> = values.into_iter().collect();
         let least = values.iter().copied().reduce(f64::min)?;
         let most = values.iter().copied().reduce(f64::max)?;
@@ -29,60 +29,60 @@ impl SeedRange {
 
 /// One line of `--json`.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct ComparisonRow {
-    pub(super) scenario: String,
-    pub(super) policy: String,
+pub(crate) struct ComparisonRow {
+    pub(crate) scenario: String,
+    pub(crate) policy: String,
     /// The sweep's choice; the policy itself if it is no sweep.
-    pub(super) chosen: String,
+    pub(crate) chosen: String,
     /// The counts that a sweep tried.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) tried: Vec<SweptCount>,
-    pub(super) lr: f32,
-    pub(super) seeds: usize,
+    pub(crate) tried: Vec<SweptCount>,
+    pub(crate) lr: f32,
+    pub(crate) seeds: usize,
     /// Seeds that reached the target.
-    pub(super) reached: usize,
+    pub(crate) reached: usize,
     /// Seeds that diverged.
-    pub(super) diverged: usize,
+    pub(crate) diverged: usize,
     /// Seconds to the target, over the seeds that reached it.
-    pub(super) seconds_to_target: Option<SeedRange>,
+    pub(crate) seconds_to_target: Option<SeedRange>,
     /// Seconds to the target by seed; `None` if it was not reached.
-    pub(super) seconds_by_seed: Vec<Option<f64>>,
+    pub(crate) seconds_by_seed: Vec<Option<f64>>,
     /// Full sync's time over this policy's: ratio of the mean times, and the extremes over seeds.
-    pub(super) speed_up: Option<SeedRange>,
+    pub(crate) speed_up: Option<SeedRange>,
     /// A clairvoyant's samples per second over full sync's.
-    pub(super) bound: Option<f64>,
+    pub(crate) bound: Option<f64>,
     /// The speed-up's share of the bound.
-    pub(super) of_bound: Option<f64>,
+    pub(crate) of_bound: Option<f64>,
     /// Samples used per second.
-    pub(super) samples_per_s: f64,
+    pub(crate) samples_per_s: f64,
     /// The throughput's share of the bound.
-    pub(super) samples_of_bound: Option<f64>,
-    pub(super) final_accuracy: SeedRange,
+    pub(crate) samples_of_bound: Option<f64>,
+    pub(crate) final_accuracy: SeedRange,
     /// Final accuracy by seed.
-    pub(super) accuracy_by_seed: Vec<f64>,
+    pub(crate) accuracy_by_seed: Vec<f64>,
     /// Mean difference to full sync's final accuracy, in percentage points.
-    pub(super) accuracy_over_full: Option<f64>,
+    pub(crate) accuracy_over_full: Option<f64>,
     /// Mean contributions per round.
-    pub(super) accepted: f64,
-    pub(super) idle: Option<f64>,
+    pub(crate) accepted: f64,
+    pub(crate) idle: Option<f64>,
     /// Relative excess of the cost of samples in updates over that of samples handed out.
-    pub(super) cost_bias: Option<f64>,
+    pub(crate) cost_bias: Option<f64>,
     #[serde(flatten)]
-    pub(super) samples: SampleSums,
-    pub(super) ledger_balanced: bool,
+    pub(crate) samples: SampleSums,
+    pub(crate) ledger_balanced: bool,
 }
 
 /// Samples by what became of them, summed over seeds.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct SampleSums {
-    pub(super) used: u64,
-    pub(super) salvaged: u64,
-    pub(super) dropped: u64,
-    pub(super) requeued: u64,
+pub(crate) struct SampleSums {
+    pub(crate) used: u64,
+    pub(crate) salvaged: u64,
+    pub(crate) dropped: u64,
+    pub(crate) requeued: u64,
 }
 
 /// The rows of all cases, in order.
-pub(super) fn rows(cases: &[ComparisonCase]) -> Vec<ComparisonRow> {
+pub(crate) fn rows(cases: &[ComparisonCase]) -> Vec<ComparisonRow> {
     let full = |scenario: &str| {
         let full = |case: &&ComparisonCase| {
             case.scenario == scenario && case.contender.to_string() == "full"
@@ -153,7 +153,7 @@ fn row(case: &ComparisonCase, full: Option<&ComparisonCase>) -> ComparisonRow {
 }
 
 /// A table per scenario, as text.
-pub(super) fn text(rows: &[ComparisonRow], target: Target) -> String {
+pub(crate) fn text(rows: &[ComparisonRow], target: Target) -> String {
     let mut text = String::new();
     let mut scenario = "";
     for row in rows {
@@ -216,7 +216,7 @@ fn line(row: &ComparisonRow) -> String {
 }
 
 /// The numbers that a sweep over backup workers recommends, with the reason.
-pub(super) fn choice(rows: &[ComparisonRow], machines: u32) -> Option<String> {
+pub(crate) fn choice(rows: &[ComparisonRow], machines: u32) -> Option<String> {
     let seconds = |row: &ComparisonRow| row.seconds_to_target.map(|seconds| seconds.mean);
     let all = rows.iter().filter(|row| row.reached == row.seeds);
     let best = all.min_by(|a, b| {

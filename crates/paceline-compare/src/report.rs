@@ -2,16 +2,17 @@
 
 use paceline_report::{Axis, LineChart, Page, Section, Series, Table};
 
-use super::{
+use crate::{
     study::{ComparisonCase, SweptCount},
-    summary::ComparisonRow,
+    summary::{ComparisonRow, SeedRange},
     target::Target,
+    trial::TrialOutcome,
 };
 
 /// Most policies per chart, one per colour of the palette.
 const LINES: usize = 8;
 
-pub(super) fn page(
+pub(crate) fn page(
     cases: &[ComparisonCase],
     rows: &[ComparisonRow],
     target: Target,
@@ -70,7 +71,7 @@ fn table(rows: &[&ComparisonRow]) -> Table {
         "cost of samples in updates",
     ]);
     for row in rows {
-        let seconds = |figure: fn(&super::summary::SeedRange) -> f64| {
+        let seconds = |figure: fn(&SeedRange) -> f64| {
             row.seconds_to_target.as_ref().map_or("–".to_owned(), |s| format!("{:.1}", figure(s)))
         };
         let name = match row.chosen == row.policy {
@@ -107,7 +108,7 @@ fn over_time(
     title: &str,
     unit: &str,
     cases: &[&ComparisonCase],
-    curve: fn(&super::trial::TrialOutcome) -> &Vec<(f64, f64)>,
+    curve: fn(&TrialOutcome) -> &Vec<(f64, f64)>,
 ) -> LineChart {
     let series = cases.iter().take(LINES).filter_map(|case| {
         let points = curve(case.outcomes.first()?).clone();

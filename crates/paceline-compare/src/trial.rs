@@ -5,30 +5,35 @@ use std::sync::Arc;
 use anyhow::Result;
 use paceline_core::{Costs, Ledger, OrderSpec, SampleCounts};
 use paceline_model::Model;
+use paceline_nn::Workload;
 use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, UpdateConfig};
 use paceline_policy::Objective;
-use paceline_virtual::{Training, TrainingConfig, TrainingRecord};
 use serde::{Deserialize, Serialize};
 
-use super::{args::CompareArgs, contender::Contender, scenario::Conditions, target::Target};
-use crate::workload::Workload;
+use crate::{
+    args::CompareArgs,
+    contender::Contender,
+    scenario::Conditions,
+    target::Target,
+    virtual_clock::{Training, TrainingConfig, TrainingRecord},
+};
 
 /// Most points kept per curve.
 const POINTS: usize = 200;
 
 /// Everything that a run's outcome depends on: the key of its result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Trial {
-    pub(super) scenario: String,
-    pub(super) policy: String,
-    pub(super) seed: u64,
-    pub(super) lr: f32,
+pub(crate) struct Trial {
+    pub(crate) scenario: String,
+    pub(crate) policy: String,
+    pub(crate) seed: u64,
+    pub(crate) lr: f32,
     /// Objective and scaling in force: the defaults behind a policy's name may change.
     #[serde(default)]
     objective: Option<Objective>,
     #[serde(default)]
     scaling: Option<LrScaling>,
-    pub(super) workers: u32,
+    pub(crate) workers: u32,
     batch: u32,
     micro_batches: u32,
     model: String,
@@ -49,7 +54,7 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    pub(super) fn new(
+    pub(crate) fn new(
         args: &CompareArgs,
         scenario: &str,
         contender: &Contender,
@@ -83,36 +88,36 @@ impl Trial {
 
 /// The result of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct TrialOutcome {
+pub(crate) struct TrialOutcome {
     /// Seconds to the target, if it was reached.
-    pub(super) reached: Option<f64>,
-    pub(super) seconds: f64,
+    pub(crate) reached: Option<f64>,
+    pub(crate) seconds: f64,
     /// Test accuracy at the end.
-    pub(super) accuracy: f64,
+    pub(crate) accuracy: f64,
     /// Parameters or gradients did not stay finite.
     #[serde(default)]
-    pub(super) diverged: bool,
-    pub(super) rounds: usize,
+    pub(crate) diverged: bool,
+    pub(crate) rounds: usize,
     /// Mean contributions per round, in units of a full contribution.
-    pub(super) accepted: f64,
-    pub(super) samples: SampleCounts,
-    pub(super) balanced: bool,
+    pub(crate) accepted: f64,
+    pub(crate) samples: SampleCounts,
+    pub(crate) balanced: bool,
     /// Share of worker time spent idle.
-    pub(super) idle: Option<f64>,
+    pub(crate) idle: Option<f64>,
     /// Relative excess of the cost of samples in updates over that of samples handed out.
     #[serde(default)]
-    pub(super) cost_bias: Option<f64>,
+    pub(crate) cost_bias: Option<f64>,
     /// Test accuracy by seconds.
-    pub(super) accuracies: Vec<(f64, f64)>,
+    pub(crate) accuracies: Vec<(f64, f64)>,
     /// Contributions of each round, by seconds.
-    pub(super) cutoffs: Vec<(f64, f64)>,
+    pub(crate) cutoffs: Vec<(f64, f64)>,
     /// Noise scale in samples, by seconds.
-    pub(super) noise: Vec<(f64, f64)>,
+    pub(crate) noise: Vec<(f64, f64)>,
 }
 
 /// How well a candidate did over its tuning seeds; greater is better.
 #[derive(Debug, PartialEq, PartialOrd)]
-pub(super) struct TuningScore {
+pub(crate) struct TuningScore {
     finite: usize,
     reached: usize,
     /// Negated seconds to the target; final accuracy if no seed reached it.
@@ -120,7 +125,7 @@ pub(super) struct TuningScore {
 }
 
 impl TuningScore {
-    pub(super) fn from_outcomes(outcomes: &[TrialOutcome]) -> TuningScore {
+    pub(crate) fn from_outcomes(outcomes: &[TrialOutcome]) -> TuningScore {
         let reached = outcomes.iter().filter(|outcome| outcome.reached.is_some()).count();
         let merit = |outcome: &TrialOutcome| match reached {
             0 => outcome.accuracy,
@@ -158,7 +163,7 @@ impl TrialOutcome {
 }
 
 /// Averages neighbouring points down to at most `POINTS`.
-pub(super) fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+pub(crate) fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     let stride = points.len().div_ceil(POINTS).max(1);
     let mean = |chunk: &[(f64, f64)]| {
         let n = chunk.len() as f64;
@@ -168,7 +173,7 @@ pub(super) fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
 }
 
 /// Runs a trial on the virtual clock.
-pub(super) fn run_virtually(
+pub(crate) fn run_virtually(
     args: &CompareArgs,
     trial: &Trial,
     contender: &Contender,

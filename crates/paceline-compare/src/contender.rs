@@ -6,25 +6,23 @@ use paceline_core::{Late, Straggler};
 use paceline_params::LrScaling;
 use paceline_policy::{Cutoff, Objective, PolicySpec};
 
-use crate::config::usual_scaling;
-
 /// A policy with its options: `auto`, `auto/samples`, `static:6/abort`, `stale:16`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Contender {
-    pub(super) policy: PolicySpec,
+pub(crate) struct Contender {
+    pub(crate) policy: PolicySpec,
     /// A sweep finds the best fixed count.
-    pub(super) sweep: bool,
-    pub(super) straggler: Option<Straggler>,
-    pub(super) late: Late,
-    pub(super) rebalance: bool,
+    pub(crate) sweep: bool,
+    pub(crate) straggler: Option<Straggler>,
+    pub(crate) late: Late,
+    pub(crate) rebalance: bool,
     /// Batches are not balanced by cost.
-    pub(super) unbalanced: bool,
+    pub(crate) unbalanced: bool,
     /// Rounds never wait for returned samples.
-    pub(super) impatient: bool,
+    pub(crate) impatient: bool,
     /// Homes whose contributions count rarely get a larger weight.
-    pub(super) reweigh: bool,
-    pub(super) objective: Objective,
-    pub(super) scaling: LrScaling,
+    pub(crate) reweigh: bool,
+    pub(crate) objective: Objective,
+    pub(crate) scaling: LrScaling,
 }
 
 /// Shares that a sweep for the best fixed count tries after `full`; with 8 workers, every count.
@@ -42,7 +40,7 @@ impl Contender {
             impatient: false,
             reweigh: false,
             objective: policy.objective(),
-            scaling: usual_scaling(policy.objective()),
+            scaling: policy.objective().lr_scaling(),
         }
     }
 
@@ -53,7 +51,7 @@ impl Contender {
     }
 
     /// The straggler behaviour for a number of micro-batches.
-    pub(super) fn straggler(&self, micro_batches: u32) -> Straggler {
+    pub(crate) fn straggler(&self, micro_batches: u32) -> Straggler {
         self.straggler.unwrap_or(match micro_batches > 1 {
             true => Straggler::Salvage,
             false => Straggler::Abort,
@@ -61,7 +59,7 @@ impl Contender {
     }
 
     /// The contenders among which a sweep chooses; the contender itself if it is no sweep.
-    pub(super) fn candidates(&self, workers: u32) -> Vec<Contender> {
+    pub(crate) fn candidates(&self, workers: u32) -> Vec<Contender> {
         let this = Contender { sweep: false, ..*self };
         if !self.sweep {
             return vec![this];
@@ -113,7 +111,7 @@ impl FromStr for Contender {
             }
         }
         contender.objective = objective.unwrap_or(contender.usual_objective());
-        contender.scaling = scaling.unwrap_or(usual_scaling(contender.objective));
+        contender.scaling = scaling.unwrap_or(contender.objective.lr_scaling());
         let progress = contender.objective == Objective::Progress;
         let finishes = contender.straggler == Some(Straggler::Finish);
         let wrong = match () {
@@ -156,7 +154,7 @@ impl fmt::Display for Contender {
             (Late::Drop, Some(straggler)) => write!(f, "/{straggler}")?,
             (Late::Drop, None) => {}
         }
-        if self.scaling != usual_scaling(self.objective) {
+        if self.scaling != self.objective.lr_scaling() {
             write!(f, "/{}", self.scaling)?;
         }
         Ok(())

@@ -7,17 +7,16 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use paceline_core::{Event, EventKind, SampleCounts, StopReason, WorkerId};
+use paceline_core::{Event, EventKind, SampleCounts, Span, StopReason, WorkerId};
 use serde::Deserialize;
 
-use super::{
+use crate::{
     args::CompareArgs,
     contender::Contender,
     store::fnv1a,
     target::Target,
     trial::{Trial, TrialOutcome, thinned},
 };
-use crate::span::Span;
 
 /// The environment variable for log levels, which live runs inherit.
 const LOG: &str = "PACELINE_LOG";
@@ -29,7 +28,7 @@ struct RunSummary {
 }
 
 /// Trains with `paceline train` and reads the run's event log.
-pub(super) fn run(
+pub(crate) fn run(
     args: &CompareArgs,
     trial: &Trial,
     contender: &Contender,

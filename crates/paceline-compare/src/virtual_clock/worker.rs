@@ -6,27 +6,27 @@ use paceline_core::{ContributionId, Portion, Time, Version};
 
 /// One worker's current work, and when it is free for the next.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Worker {
-    pub(crate) task: Option<Task>,
+pub(super) struct Worker {
+    pub(super) task: Option<Task>,
     /// When it has completed the step in which it was cut.
-    pub(crate) free_at: Time,
+    pub(super) free_at: Time,
     /// Seconds spent computing, used or not.
-    pub(crate) busy: f64,
+    pub(super) busy: f64,
 }
 
 /// Work on a version.
 #[derive(Debug, Clone)]
-pub(crate) struct Task {
-    pub(crate) id: ContributionId,
-    pub(crate) base: Version,
-    pub(crate) portion: Portion,
+pub(super) struct Task {
+    pub(super) id: ContributionId,
+    pub(super) base: Version,
+    pub(super) portion: Portion,
     /// The parameters it computes from.
-    pub(crate) params: Arc<Vec<f32>>,
-    pub(crate) began: Time,
+    pub(super) params: Arc<Vec<f32>>,
+    pub(super) began: Time,
     /// Seconds after which each of its micro-batches is done.
-    pub(crate) ends: Vec<f64>,
+    pub(super) ends: Vec<f64>,
     /// Micro-batches done.
-    pub(crate) done: u32,
+    pub(super) done: u32,
 }
 
 /// Steps of a micro-batch, between which a worker checks whether it was cut. Layers differ in length; on
@@ -37,12 +37,12 @@ const STEPS: f64 = 6.0;
 
 impl Task {
     /// When the first `part` micro-batches are done.
-    pub(crate) fn end(&self, part: u32) -> Time {
+    pub(super) fn end(&self, part: u32) -> Time {
         self.began + Time::span(self.ends[part as usize - 1])
     }
 
     /// When a worker that is cut now stops.
-    pub(crate) fn stops(&self, now: Time) -> Time {
+    pub(super) fn stops(&self, now: Time) -> Time {
         let from = if self.done == 0 { self.began } else { self.end(self.done) };
         let step = self.end(self.done + 1).since(from).as_secs_f64() / STEPS;
         let steps = (now.since(from).as_secs_f64() / step).ceil().min(STEPS);

@@ -9,13 +9,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use paceline_report::Usage;
 use serde::{Deserialize, Serialize};
 
-use super::trial::{Trial, TrialOutcome};
-use crate::config::Usage;
+use crate::trial::{Trial, TrialOutcome};
 
 /// A file with one line per finished run.
-pub(super) struct ResultStore {
+pub(crate) struct ResultStore {
     known: Mutex<BTreeMap<String, TrialOutcome>>,
     file: Mutex<File>,
 }
@@ -29,7 +29,7 @@ struct StoredResult {
 impl ResultStore {
     /// Opens or creates the folder's file, without an incomplete last line, which an interrupted run
     /// leaves. Results are keyed by the names of input files, so the files' contents must not change.
-    pub(super) fn open(dir: &Path, inputs: &[PathBuf]) -> Result<ResultStore> {
+    pub(crate) fn open(dir: &Path, inputs: &[PathBuf]) -> Result<ResultStore> {
         let failed = || format!("failed to keep results in {}", dir.display());
         fs::create_dir_all(dir).with_context(failed)?;
         let path = dir.join("results.jsonl");
@@ -52,12 +52,12 @@ impl ResultStore {
         Ok(ResultStore { known: Mutex::new(known), file: Mutex::new(file) })
     }
 
-    pub(super) fn find(&self, trial: &Trial) -> Result<Option<TrialOutcome>> {
+    pub(crate) fn find(&self, trial: &Trial) -> Result<Option<TrialOutcome>> {
         let known = self.known.lock().expect("nobody panicked with it");
         Ok(known.get(&key(trial)?).cloned())
     }
 
-    pub(super) fn add(&self, trial: Trial, outcome: TrialOutcome) -> Result<()> {
+    pub(crate) fn add(&self, trial: Trial, outcome: TrialOutcome) -> Result<()> {
         let key = key(&trial)?;
         let line = StoredResult { trial, outcome };
         let text = serde_json::to_string(&line)? + "\n";
@@ -115,7 +115,7 @@ fn contents(path: &Path) -> io::Result<u64> {
 }
 
 /// The FNV-1a hash, which detects changes but resists no attacker.
-pub(super) fn fnv1a(bytes: &[u8]) -> u64 {
+pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })

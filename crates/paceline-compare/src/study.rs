@@ -7,19 +7,22 @@ use std::sync::{
 
 use anyhow::Result;
 use paceline_model::Model;
-use paceline_virtual::bounds;
+use paceline_nn::Workload;
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::{
+use crate::{
     args::CompareArgs,
     contender::Contender,
     live,
     scenario::{Conditions, ScenarioSpec},
     store::ResultStore,
     trial::{Trial, TrialOutcome, TuningScore, run_virtually},
+    virtual_clock::bounds,
 };
-use crate::{progress::Progress, workload::Workload};
+
+/// Called with each stage that a comparison reaches, from several threads.
+pub type OnStage<'a> = dyn Fn(String) + Sync + 'a;
 
 /// First seed of tuning runs; no other run uses these seeds.
 const TUNING: u64 = 1_000_003;
@@ -28,12 +31,12 @@ const BOUND_ROUNDS: usize = 400;
 
 /// A fixed count tried by a sweep.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct SweptCount {
-    pub(super) policy: String,
+pub(crate) struct SweptCount {
+    pub(crate) policy: String,
     /// Mean contributions per round.
-    pub(super) accepted: f64,
+    pub(crate) accepted: f64,
     /// Mean seconds to the target, if every run reached it.
-    pub(super) seconds_to_target: Option<f64>,
+    pub(crate) seconds_to_target: Option<f64>,
 }
 
 impl SweptCount {
@@ -50,45 +53,45 @@ impl SweptCount {
 
 /// The results of one policy under one scenario.
 #[derive(Debug, Clone)]
-pub(super) struct ComparisonCase {
-    pub(super) scenario: String,
-    pub(super) contender: Contender,
+pub(crate) struct ComparisonCase {
+    pub(crate) scenario: String,
+    pub(crate) contender: Contender,
     /// The sweep's choice; the contender itself if it is no sweep.
-    pub(super) chosen: Contender,
+    pub(crate) chosen: Contender,
     /// The counts that a sweep tried, all with the first learning rate.
-    pub(super) tried: Vec<SweptCount>,
-    pub(super) lr: f32,
+    pub(crate) tried: Vec<SweptCount>,
+    pub(crate) lr: f32,
     /// By seed, from 1.
-    pub(super) outcomes: Vec<TrialOutcome>,
+    pub(crate) outcomes: Vec<TrialOutcome>,
     /// A clairvoyant's samples per second over those of full sync; `None` if run-times are not known
     /// in advance or depend on the samples.
-    pub(super) bound: Option<f64>,
+    pub(crate) bound: Option<f64>,
 }
 
 /// A comparison with everything that its runs share.
-pub(super) struct Comparison<'a> {
-    pub(super) args: &'a CompareArgs,
-    pub(super) workload: &'a Workload,
-    pub(super) model: &'a Arc<Model>,
-    pub(super) store: &'a ResultStore,
-    pub(super) progress: &'a Progress,
+pub(crate) struct Comparison<'a> {
+    pub(crate) args: &'a CompareArgs,
+    pub(crate) workload: &'a Workload,
+    pub(crate) model: &'a Arc<Model>,
+    pub(crate) store: &'a ResultStore,
+    stage: &'a OnStage<'a>,
     begun: AtomicUsize,
     all: usize,
 }
 
 impl<'a> Comparison<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         args: &'a CompareArgs,
         workload: &'a Workload,
         model: &'a Arc<Model>,
         store: &'a ResultStore,
-        progress: &'a Progress,
+        stage: &'a OnStage<'a>,
     ) -> Comparison<'a> {
-        Comparison { args, workload, model, store, progress, begun: AtomicUsize::new(0), all: 0 }
+        Comparison { args, workload, model, store, stage, begun: AtomicUsize::new(0), all: 0 }
     }
 
     /// Runs every contender under every scenario.
-    pub(super) fn run(
+    pub(crate) fn run(
         &mut self,
         scenarios: &[ScenarioSpec],
         contenders: &[Contender],
@@ -192,7 +195,7 @@ impl<'a> Comparison<'a> {
     ) -> Result<TrialOutcome> {
         let trial = Trial::new(self.args, scenario, contender, seed, lr);
         let begun = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
-        self.progress.say(format!("run {begun} of {}: {contender} under {scenario}", self.all));
+        (self.stage)(format!("run {begun} of {}: {contender} under {scenario}", self.all));
         let outcome = match self.store.find(&trial)? {
             Some(known) => known,
             None => {
