@@ -40,17 +40,15 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Rounds from `first` on over `shards`. Each worker gets `batch` samples per round.
+    /// Rounds from `first` on over `shards`.
     pub fn new(
         config: RoundConfig,
         policy: Box<dyn Policy>,
         ledger: Ledger,
-        batch: u32,
         shards: Shards,
         first: Round,
     ) -> Self {
-        let config = RoundConfig { batch, ..config };
-        let rebalance = config.rebalance;
+        let RoundConfig { batch, rebalance, .. } = config;
         let machine = RoundMachine::new(config, policy, first);
         Coordinator {
             machine: if ledger.data_moves() { machine } else { machine.with_homes() },
@@ -71,7 +69,8 @@ impl Coordinator {
     /// Contributions count once they are complete on as many shards as `rule` waits for; `blocks` gives the
     /// number of blocks on each shard. Parts that reach the other shards while the round is open count there.
     pub fn with_partial_pushes(self, blocks: &[u32], rule: WaitRule) -> Self {
-        Coordinator { pushes: Some(PartialPushes::new(blocks, rule)), ..self }
+        let machine = self.machine.with_blocks(blocks.iter().sum());
+        Coordinator { machine, pushes: Some(PartialPushes::new(blocks, rule)), ..self }
     }
 
     /// Continues with an earlier estimate of the noise scale.

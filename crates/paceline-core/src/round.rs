@@ -42,8 +42,6 @@ pub struct RoundConfig {
     pub batch: u32,
     /// Whether slower workers are given fewer samples, so that they arrive with the others.
     pub rebalance: bool,
-    /// Blocks in the model.
-    pub blocks: u32,
 }
 
 impl Default for RoundConfig {
@@ -58,7 +56,6 @@ impl Default for RoundConfig {
             micro_batches: 1,
             batch: 0,
             rebalance: false,
-            blocks: 1,
         }
     }
 }
@@ -80,6 +77,8 @@ pub enum Phase {
 /// The rounds of one run, one after the other.
 pub struct RoundMachine {
     config: RoundConfig,
+    /// Blocks in the model, where contributions count on some of them.
+    blocks: u32,
     wait: Wait,
     phase: Phase,
     begun: bool,
@@ -113,6 +112,7 @@ impl RoundMachine {
             patience: Patience::default(),
             overdue_check: None,
             config,
+            blocks: 1,
             wait: Wait::new(policy, first, terms),
             phase: Phase::Closed,
             begun: false,
@@ -129,6 +129,11 @@ impl RoundMachine {
     /// For runs in which each sample is bound to one worker.
     pub(crate) fn with_homes(self) -> Self {
         RoundMachine { patience: Patience::at_home(), ..self }
+    }
+
+    /// The same, where contributions count on some of so many `blocks`.
+    pub(crate) fn with_blocks(self, blocks: u32) -> Self {
+        RoundMachine { blocks, ..self }
     }
 
     /// The open round, or the next one to open.

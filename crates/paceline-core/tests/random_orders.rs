@@ -19,7 +19,6 @@ const SAMPLES: u32 = 97;
 
 /// Each shard's blocks.
 const SIZES: [u32; SHARDS as usize] = [2, 1, 1];
-const BLOCKS: u32 = 4;
 const MICRO_BATCHES: u32 = 4;
 
 #[derive(Debug, Clone)]
@@ -456,7 +455,7 @@ fn play(case: &Case) -> World {
         straggler: case.straggler,
         late: if case.fold { Late::Fold } else { Late::Drop },
         micro_batches: MICRO_BATCHES,
-        blocks: BLOCKS,
+        batch: 8,
         ..RoundConfig::default()
     };
     let Case { count, lag, .. } = *case;
@@ -468,7 +467,7 @@ fn play(case: &Case) -> World {
         true => Shards::new(&SIZES, Box::new(first()), 2, 3),
         false => Shards::all(SHARDS),
     };
-    let mut coordinator = Coordinator::new(config, policy, ledger, 8, shards, Round(0));
+    let mut coordinator = Coordinator::new(config, policy, ledger, shards, Round(0));
     if case.partial {
         let rule = move || Shards::asked_anew(&SIZES, Box::new(first()), 2, 3);
         coordinator = coordinator.with_partial_pushes(&SIZES, Box::new(rule));

@@ -179,10 +179,9 @@ fn a_joiner_does_not_stall_the_open_round() {
 fn the_first_round_waits_for_the_expected_workers_but_not_for_ever() {
     let mut s = Script::new(0, First(9), RoundConfig { expected: 3, ..RoundConfig::default() });
     s.coordinator = Coordinator::new(
-        RoundConfig { expected: 3, ..RoundConfig::default() },
+        RoundConfig { expected: 3, batch: 10, ..RoundConfig::default() },
         Box::new(First(9)),
         Ledger::new(100, None),
-        10,
         Shards::all(1),
         Round(0),
     );
@@ -327,11 +326,10 @@ fn a_grace_admits_what_comes_inside_it() {
 /// more than two rounds. A round is cut after so many arrivals.
 fn partial_pushes(arrivals: usize) -> Script {
     let sizes = [1, 2];
-    let config = RoundConfig { blocks: 3, ..RoundConfig::default() };
-    let mut s = Script::new(0, First(arrivals), config);
-    let config = RoundConfig { blocks: 3, expected: 2, ..RoundConfig::default() };
+    let mut s = Script::new(0, First(arrivals), RoundConfig::default());
+    let config = RoundConfig { batch: 10, expected: 2, ..RoundConfig::default() };
     let (policy, ledger) = (Box::new(First(arrivals)), Ledger::new(1000, None));
-    let core = Coordinator::new(config, policy, ledger, 10, Shards::all(2), Round(0));
+    let core = Coordinator::new(config, policy, ledger, Shards::all(2), Round(0));
     let rule = move || Shards::asked_anew(&sizes, Box::new(First(1)), 1, 2);
     s.coordinator = core.with_partial_pushes(&sizes, Box::new(rule));
     s.join(0).join(1).advance();
@@ -427,11 +425,10 @@ fn run_times_print_as_traces_write_them() {
 
 #[test]
 fn the_last_samples_of_an_epoch_close_a_round_with_fewer_than_the_quorum() {
-    let config = RoundConfig { quorum: 2, expected: 2, ..RoundConfig::default() };
+    let config = RoundConfig { quorum: 2, expected: 2, batch: 10, ..RoundConfig::default() };
     let mut s = Script::new(0, First(9), config.clone());
     let ledger = Ledger::new(10, Some(1));
-    s.coordinator =
-        Coordinator::new(config, Box::new(First(9)), ledger, 10, Shards::all(1), Round(0));
+    s.coordinator = Coordinator::new(config, Box::new(First(9)), ledger, Shards::all(1), Round(0));
     s.join(0).join(1).advance().arrive(0, 0).publish().check(&[
         "round 0: w0",
         "arrived w0",
@@ -604,12 +601,15 @@ fn patience_with_samples_that_came_back_too_often_has_an_end() {
 
 /// Two workers, one of which hangs with the last samples of the run.
 fn hung_with_the_last_samples(policy: impl Policy + 'static) -> Script {
-    let config =
-        RoundConfig { straggler: Straggler::Finish, expected: 2, ..RoundConfig::default() };
+    let config = RoundConfig {
+        straggler: Straggler::Finish,
+        expected: 2,
+        batch: 10,
+        ..RoundConfig::default()
+    };
     let mut s = Script::new(0, First(1), config.clone());
     let ledger = Ledger::new(30, Some(1));
-    s.coordinator =
-        Coordinator::new(config, Box::new(policy), ledger, 10, Shards::all(1), Round(0));
+    s.coordinator = Coordinator::new(config, Box::new(policy), ledger, Shards::all(1), Round(0));
     s.join(0).join(1).advance();
     s.wait(20).arrive(0, 0).publish().wait(20).arrive(0, 1).publish();
     assert_eq!((hand(&s, 0), hand(&s, 1)), ((20, 30), (10, 20)));

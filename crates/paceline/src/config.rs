@@ -211,7 +211,6 @@ impl RunConfig {
             micro_batches: round.micro_batches,
             batch: round.batch,
             rebalance: round.rebalance,
-            blocks: 0,
         }
     }
 

@@ -174,14 +174,7 @@ impl<'a> Training<'a> {
         Training {
             workers: vec![Worker::default(); world.workers()],
             world: Turns::new(world, policy.as_ref()),
-            coordinator: Coordinator::new(
-                round,
-                policy,
-                ledger,
-                config.batch,
-                Shards::all(1),
-                Round(0),
-            ),
+            coordinator: Coordinator::new(round, policy, ledger, Shards::all(1), Round(0)),
             sum: vec![0.0; params.len()],
             block: Block::new(params, &config.update.optimizer),
             spares: Spares::new(4),

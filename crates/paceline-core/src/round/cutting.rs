@@ -126,7 +126,7 @@ impl RoundMachine {
 
     fn close(&mut self, now: Time) {
         let (round, roster) = (self.round(), &self.wait.roster);
-        let (closes, weight) = (roster.memberships(self.config.blocks), roster.weight());
+        let (closes, weight) = (roster.memberships(self.blocks), roster.weight());
         self.grace.closed(weight, roster.opened, now);
         let run_times = self.wait.close(self.cut_at, now, weight);
         let useless = self.closed_without(&run_times, round.base());

@@ -39,11 +39,11 @@ pub struct Script {
 
 impl Script {
     pub fn new(workers: u32, policy: impl Policy + 'static, config: RoundConfig) -> Self {
-        let config = RoundConfig { expected: workers as usize, ..config };
+        let config = RoundConfig { expected: workers as usize, batch: 10, ..config };
         let ledger = Ledger::new(1000, None);
         let policy = Box::new(policy);
         let mut script = Script {
-            coordinator: Coordinator::new(config, policy, ledger, 10, Shards::all(1), Round(0)),
+            coordinator: Coordinator::new(config, policy, ledger, Shards::all(1), Round(0)),
             now: Time::ZERO,
             log: Vec::new(),
             work: BTreeMap::new(),

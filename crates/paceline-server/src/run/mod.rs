@@ -232,8 +232,6 @@ impl Run {
             None => Ledger::new(config.samples, config.limits.epochs),
         };
         let samples_before = ledger.counts().used;
-        let mut round = config.round.clone();
-        round.blocks = layout.blocks();
         let first = Round(start.version.0);
         let policy = config.policy.build_with(&config.run_time_model, config.objective);
         let sizes: Vec<u32> =
@@ -249,8 +247,7 @@ impl Run {
                 );
             }
         }
-        let mut core =
-            Coordinator::new(round, policy, ledger, config.round.batch, shard_wait, first);
+        let mut core = Coordinator::new(config.round.clone(), policy, ledger, shard_wait, first);
         if config.wants_noise() {
             core = core.with_noise(start.noise.clone());
         }

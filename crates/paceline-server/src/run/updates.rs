@@ -32,7 +32,7 @@ pub(super) struct Updating {
 /// The updates of a run: the one under way, and the totals of earlier ones.
 pub(super) struct Updates {
     pub(super) current: Option<Updating>,
-    pub(super) open: OpenRound,
+    pub(super) open: RoundTally,
     /// The version that each shard is making, or has made last.
     versions: Vec<Version>,
     /// When each shard was last told to close a round.
@@ -53,7 +53,7 @@ pub(super) struct Updates {
 }
 
 /// Figures of the open round.
-pub(super) struct OpenRound {
+pub(super) struct RoundTally {
     /// Sum of the loss over the samples accepted.
     pub(super) loss: f64,
     /// Workers that computed from stale values, by shard.
@@ -62,9 +62,9 @@ pub(super) struct OpenRound {
     pub(super) parts: Vec<Duration>,
 }
 
-impl OpenRound {
-    fn new(shards: usize) -> OpenRound {
-        OpenRound { loss: 0.0, stale: vec![0; shards], parts: vec![Duration::ZERO; shards] }
+impl RoundTally {
+    fn new(shards: usize) -> RoundTally {
+        RoundTally { loss: 0.0, stale: vec![0; shards], parts: vec![Duration::ZERO; shards] }
     }
 }
 
@@ -72,7 +72,7 @@ impl Updates {
     pub(super) fn new(version: Version, step: u64, shards: usize) -> Updates {
         Updates {
             current: None,
-            open: OpenRound::new(shards),
+            open: RoundTally::new(shards),
             versions: vec![version; shards],
             told: vec![Time::ZERO; shards],
             belated: vec![ShardWork::default(); shards],
@@ -88,7 +88,7 @@ impl Updates {
     /// A round opens.
     pub(super) fn open(&mut self, at: Time) {
         self.began.get_or_insert(at);
-        self.open = OpenRound::new(self.versions.len());
+        self.open = RoundTally::new(self.versions.len());
     }
 }
 

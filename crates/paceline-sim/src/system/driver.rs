@@ -91,14 +91,13 @@ impl<'a> SystemDriver<'a> {
             // Who is absent from a trace comes back in a later round of it.
             quorum_grace: Duration::MAX,
             straggler,
-            blocks: system.spec.shards,
+            batch: world.micro_batches() as u32,
             ..RoundConfig::default()
         };
         let ledger = Ledger::new(u32::MAX, None).with_patience(system.patience);
-        let batch = world.micro_batches() as u32;
         let Weak { shards, pull, push, max_stale } = weak;
         let apart = pull.is_some() || push.is_some();
-        let mut coordinator = Coordinator::new(config, policy, ledger, batch, shards, Round(0));
+        let mut coordinator = Coordinator::new(config, policy, ledger, shards, Round(0));
         if let Some(rule) = push {
             coordinator =
                 coordinator.with_partial_pushes(&vec![1; system.spec.shards as usize], rule);
