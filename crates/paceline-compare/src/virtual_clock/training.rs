@@ -165,7 +165,6 @@ impl<'a> Training<'a> {
             micro_batches: config.micro_batches,
             batch: config.batch,
             rebalance: config.rebalance,
-            ..RoundConfig::default()
         };
         let ledger = Ledger::new(config.orders.samples, Some(config.epochs))
             .with_patience(config.patience)
