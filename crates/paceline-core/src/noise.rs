@@ -11,7 +11,7 @@
 //! would otherwise set the learning rate and the cutoff for hundreds of rounds. Neighbours and not the
 //! whole window, since gradients shrink as training goes on: an early round is no outlier.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, ops::RangeInclusive};
 
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +49,9 @@ struct Estimate {
     trace: f64,
     /// |G|²^: may be negative where noise exceeds the signal.
     square: f64,
+    /// Whether either is far from those of its neighbours.
+    #[serde(default)]
+    is_outlier: bool,
 }
 
 impl Estimate {
@@ -64,7 +67,8 @@ impl Estimate {
         let varies = sum_of(|norm| norm.worth * norm.worth * norm.samples);
         let trace = (each - sum / total) / (sum_of(|norm| norm.worth) - varies / total);
         let square = sum / (total * total) - varies / total * trace / total;
-        (trace.is_finite() && square.is_finite()).then_some(Estimate { trace, square })
+        let estimate = Estimate { trace, square, is_outlier: false };
+        (trace.is_finite() && square.is_finite()).then_some(estimate)
     }
 }
 
@@ -86,12 +90,40 @@ impl NoiseScale {
         if self.rounds.len() > WINDOW {
             self.rounds.pop_front();
         }
-        let trace = robust_mean(&self.rounds.iter().map(|round| round.trace).collect::<Vec<_>>());
-        let square = robust_mean(&self.rounds.iter().map(|round| round.square).collect::<Vec<_>>());
+        self.judge_newest();
+        let (trace, square) = self.means();
         // Where noise exceeds the signal, the mean of |G|² can be negative: the last scale stays.
         if trace > 0.0 && square > 0.0 {
             self.scale = Some(trace / square);
         }
+    }
+
+    /// Compares the newest rounds with each other. Older rounds keep their last verdict: the next round waits
+    /// for this, so it must not look at the whole window.
+    fn judge_newest(&mut self) {
+        let first = self.rounds.len().saturating_sub(NEIGHBOURS);
+        if self.rounds.len() < ENOUGH {
+            return;
+        }
+        let traces = usual_range(self.rounds.range(first..).map(|round| round.trace).collect());
+        let squares = usual_range(self.rounds.range(first..).map(|round| round.square).collect());
+        for round in self.rounds.range_mut(first..) {
+            round.is_outlier = !(traces.contains(&round.trace) && squares.contains(&round.square));
+        }
+    }
+
+    /// The means of both estimates, without outliers and weighted by age.
+    fn means(&self) -> (f64, f64) {
+        let (mut trace, mut square, mut weights, mut weight) = (0.0, 0.0, 0.0, 1.0);
+        for round in self.rounds.iter().rev() {
+            if !round.is_outlier {
+                trace += weight * round.trace;
+                square += weight * round.square;
+                weights += weight;
+            }
+            weight *= 1.0 - 1.0 / MEMORY;
+        }
+        (trace / weights, square / weights)
     }
 
     /// 𝓑 in samples, once there is an estimate.
@@ -100,29 +132,12 @@ impl NoiseScale {
     }
 }
 
-/// The mean of the values, oldest first, without outliers.
-fn robust_mean(values: &[f64]) -> f64 {
-    let (mut sum, mut weights, mut weight) = (0.0, 0.0, 1.0);
-    for (index, &value) in values.iter().enumerate().rev() {
-        if !is_outlier(values, index) {
-            sum += weight * value;
-            weights += weight;
-        }
-        weight *= 1.0 - 1.0 / MEMORY;
-    }
-    sum / weights
-}
-
-/// Whether a value is far from its neighbours' median.
-fn is_outlier(values: &[f64], index: usize) -> bool {
-    let first = index.saturating_sub(NEIGHBOURS / 2).min(values.len().saturating_sub(NEIGHBOURS));
-    let mut around = values[first..values.len().min(first + NEIGHBOURS)].to_vec();
-    if around.len() < ENOUGH {
-        return false;
-    }
-    let middle = median(&mut around);
-    around.iter_mut().for_each(|value| *value = (*value - middle).abs());
-    (values[index] - middle).abs() > DEVIATIONS * PER_MAD * median(&mut around)
+/// The range of these values outside which one is an outlier.
+fn usual_range(mut values: Vec<f64>) -> RangeInclusive<f64> {
+    let middle = median(&mut values);
+    values.iter_mut().for_each(|value| *value = (*value - middle).abs());
+    let most = DEVIATIONS * PER_MAD * median(&mut values);
+    middle - most..=middle + most
 }
 
 /// The upper median. Reorders the values.

@@ -173,3 +173,21 @@ impl Script {
         self
     }
 }
+
+/// The samples that a worker has in hand.
+pub fn hand(s: &Script, worker: u32) -> (u32, u32) {
+    let [range] = s.work[&worker].ranges() else { panic!("it has one range") };
+    (range.start, range.end)
+}
+
+/// Two ranges have been lost three times; one is with a worker that came in the last round, one with a
+/// worker that did not.
+pub fn dropped_too_often() -> Script {
+    let mut s = Script::new(3, First(1), RoundConfig::default());
+    for (winner, base) in [(0, 0), (2, 1), (1, 2)] {
+        s.arrive(winner, base).publish();
+    }
+    assert_eq!((hand(&s, 1), hand(&s, 2)), ((10, 20), (20, 30)));
+    s.log.clear();
+    s
+}
