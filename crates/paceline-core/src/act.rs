@@ -14,8 +14,8 @@ pub struct Accepted<'a> {
     pub worker: WorkerId,
     /// Samples behind it.
     pub weight: f64,
-    /// Sum of the loss over them.
-    pub loss: f64,
+    /// Sum of the loss over them, if its worker knows it.
+    pub loss: Option<f64>,
     /// The blocks that it is complete on.
     pub blocks: &'a Blocks,
     /// The share of its weight that counts.

@@ -134,7 +134,7 @@ mod tests {
             worker: WorkerId(worker),
             weight: 2.0,
             share: 1.0,
-            loss: 0.0,
+            loss: None,
             run_time: RunTime::Observed(std::time::Duration::from_secs(1)),
             blocks: Blocks::All,
         };

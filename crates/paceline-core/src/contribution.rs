@@ -93,8 +93,8 @@ pub struct Announcement {
     /// Samples behind the sum. The update divides by the sum of weights, so unequal batches are weighted
     /// correctly.
     pub weight: f64,
-    /// Sum of the loss over those samples.
-    pub loss: f64,
+    /// Sum of the loss over those samples, if the worker knows it.
+    pub loss: Option<f64>,
     /// Squared norm of the gradient sum, where the run asks for it.
     pub square: Option<f64>,
 }
@@ -291,7 +291,7 @@ impl Contribution {
         if !(weight > 0.0 && weight <= f64::from(samples)) {
             return Err(MachineError::BadWeight { worker, weight, samples });
         }
-        if !loss.is_finite() {
+        if let Some(loss) = loss.filter(|loss| !loss.is_finite()) {
             return Err(MachineError::BadLoss { worker, loss });
         }
         if let Some(square) = square.filter(|square| !(*square >= 0.0 && square.is_finite())) {

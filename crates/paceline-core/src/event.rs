@@ -94,8 +94,9 @@ pub enum EventKind {
         /// The share of its weight that counts: 1, or less for a late contribution that was folded in.
         #[serde(skip_serializing_if = "is_one", default = "one")]
         share: f64,
-        /// Sum of the loss over its samples.
-        loss: f64,
+        /// Sum of the loss over its samples, if its worker knows it.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        loss: Option<f64>,
         /// How long it took.
         run_time: RunTime,
         /// The blocks that it is complete on.
@@ -231,8 +232,9 @@ pub enum EventKind {
         /// The current estimate of the gradient noise scale, in samples.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         noise_scale: Option<f64>,
-        /// Mean loss of the samples used.
-        loss: f64,
+        /// Mean loss of the samples used, if every worker knows its loss.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        loss: Option<f64>,
         /// Samples used.
         weight: f64,
         /// Hash of all parameters of the new version, if the run asks for it.
@@ -241,6 +243,17 @@ pub enum EventKind {
         /// The work of each shard for this update, by shard number.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         shards: Vec<ShardWork>,
+    },
+    /// A worker that keeps the parameters itself has other values than most workers. It takes the run's state.
+    Mismatch {
+        /// The worker.
+        worker: WorkerId,
+        /// The version after which the states were compared.
+        version: Version,
+        /// The first tensor that differs.
+        tensor: String,
+        /// How many tensors differ, counting their optimizer state apart.
+        differing: u32,
     },
     /// The parameters were evaluated on the test set.
     Evaluated {

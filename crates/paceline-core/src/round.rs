@@ -417,7 +417,7 @@ impl RoundMachine {
         let round = self.round();
         let Contribution { id, worker, base, worth, ref blocks, .. } = contribution;
         let (weight, blocks) = (contribution.weight(), blocks.clone());
-        let loss = contribution.announcement().map_or(0.0, |announcement| announcement.loss);
+        let loss = contribution.announcement().and_then(|announcement| announcement.loss);
         let (run_time, mut share) = (arrival.run_time, worth);
         if base >= self.wait.roster.oldest_admissible() {
             self.wait.accept(contribution, arrival);

@@ -198,7 +198,7 @@ impl Shards {
         };
         let weight = f64::from(self.blocks[shard.0 as usize]);
         let contributions = &mut self.wait.roster.contributions;
-        let answer = Announcement { id, weight, loss: 0.0, square: None };
+        let answer = Announcement { id, weight, loss: None, square: None };
         contributions.announce(worker, answer, now)?;
         let Some(answer) = contributions.remove(worker, id) else { return Ok(missed) };
         if self.decided || answer.base < self.wait.roster.round.base() {

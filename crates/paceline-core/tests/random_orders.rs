@@ -341,7 +341,8 @@ impl World {
     }
 
     fn done(&mut self, worker: u32, id: ContributionId, samples: u32) {
-        let announcement = Announcement { id, weight: f64::from(samples), loss: 0.5, square: None };
+        let announcement =
+            Announcement { id, weight: f64::from(samples), loss: Some(0.5), square: None };
         // A report of work that it does not have any more is refused, and costs nothing.
         let _ = self.coordinator.handle_done(WorkerId(worker), announcement, self.now);
     }

@@ -237,7 +237,8 @@ fn impossible_reports_are_refused() {
     let mut s = Script::new(2, First(2), RoundConfig::default());
     let mut report_norm = |worker, base, weight, loss, square| {
         s.stage(worker, base, 0);
-        let announcement = Announcement { id: s.id(worker, base), weight, loss, square };
+        let announcement =
+            Announcement { id: s.id(worker, base), weight, loss: Some(loss), square };
         let refused = s.coordinator.handle_done(WorkerId(worker), announcement, s.now);
         refused.unwrap_err().to_string()
     };

@@ -51,6 +51,21 @@ pub fn add_scaled(acc: &mut [f32], factor: f32, source: &[f32]) {
     }
 }
 
+/// Overwrites `to` with `factor` times `source`. Returns whether all values are finite.
+///
+/// # Panics
+/// If `source` and `to` differ in length.
+pub fn copy_scaled(to: &mut [f32], factor: f32, source: &[f32]) -> bool {
+    assert_eq!(source.len(), to.len(), "the source differs in length from the destination");
+    // An infinity or NaN has all bits of the exponent set. A maximum of integers is vectorised.
+    let mut largest = 0;
+    for (to, value) in to.iter_mut().zip(source) {
+        *to = factor * value;
+        largest = largest.max(to.to_bits() & f32::INFINITY.to_bits());
+    }
+    largest < f32::INFINITY.to_bits()
+}
+
 fn fold_group<const FIRST: bool>(acc: &mut [f32], group: &[&[f32]], tile: Range<usize>) {
     match *group {
         [a] => fold_fused::<FIRST, 1>(acc, [a], tile),

@@ -50,6 +50,11 @@ impl ParamHash {
         ParamHash(sum)
     }
 
+    /// The hash as a number.
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
     /// The hash of two disjoint parts of the vector taken together.
     #[must_use]
     pub fn combine(self, other: ParamHash) -> Self {

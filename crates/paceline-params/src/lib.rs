@@ -35,7 +35,7 @@ pub use block::Block;
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub use clip::{Clip, ClipError};
 pub use flat::FlatVec;
-pub use fold::{add_scaled, fold};
+pub use fold::{add_scaled, copy_scaled, fold};
 pub use hash::{ParamHash, ParamHashError};
 pub use layout::{DEFAULT_BLOCK_ELEMS, Layout, LayoutError};
 pub use narrow::{narrow, widen};

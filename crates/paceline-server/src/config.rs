@@ -4,7 +4,9 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time
 
 use paceline_core::{Enough, LedgerState, NoiseScale, RoundConfig, Version};
 use paceline_model::Model;
-use paceline_params::{Checkpoint, FlatVec, LrScaling, TensorSpec, UpdateConfig, WireType};
+use paceline_params::{
+    Checkpoint, FlatVec, LrScaling, OptimizerSpec, TensorSpec, UpdateConfig, WireType,
+};
 use paceline_policy::{Objective, PolicySpec};
 use paceline_wire::{Listener, Transport};
 use serde::{Deserialize, Serialize};
@@ -68,6 +70,11 @@ impl ServerConfig {
     /// Whether contributions stay in the staging memory until their round closes.
     pub(crate) fn folds_at_close(&self) -> bool {
         self.deterministic
+    }
+
+    /// Whether versions are mean gradients that every worker loads in order.
+    pub(crate) fn keeps_history(&self) -> bool {
+        self.update.optimizer == OptimizerSpec::Mean
     }
 
     /// Whether a shard may be left behind, by rounds, by pulls or by pushes.

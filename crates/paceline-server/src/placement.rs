@@ -94,6 +94,7 @@ impl ShardChannels {
             // not be bypassed.
             sharers: (config.transport == Transport::Auto && !config.is_weak() && !slowed)
                 .then_some(u32::try_from(config.round.expected).unwrap_or(u32::MAX)),
+            history: if config.keeps_history() { history(layout) } else { 0 },
         };
         let specs: Vec<ShardSpec> = (0..config.placement.shards).map(spec).collect();
         let (inputs, queue) = inbox;
@@ -120,6 +121,16 @@ impl ShardChannels {
         }
         Ok(())
     }
+}
+
+/// Memory for earlier versions, over all shards.
+const HISTORY_BYTES: usize = 256 << 20;
+
+/// Earlier versions that shards keep for workers that missed them: as many as fit into the memory for them,
+/// at least 4 and at most 64.
+fn history(layout: &Layout) -> u32 {
+    let version = layout.total().max(1) * size_of::<f32>();
+    (HISTORY_BYTES / version).clamp(4, 64) as u32
 }
 
 fn spawn_local(

@@ -179,7 +179,7 @@ const MISDEEDS: &[Misdeed] = &[
         Version(0)
     }),
     ("its training set has 999 samples, this run's has 1000", |rogue| {
-        rogue.control.say(&FromWorker::Ready { samples: 999 });
+        rogue.control.say(&FromWorker::Ready { samples: 999, ahead: 0 });
         Version(0)
     }),
     ("malformed message", |rogue| {
@@ -188,7 +188,7 @@ const MISDEEDS: &[Misdeed] = &[
     }),
     ("w9 is already live", |rogue| {
         rogue.ready();
-        rogue.control.say(&FromWorker::Ready { samples: rogue.job.samples });
+        rogue.control.say(&FromWorker::Ready { samples: rogue.job.samples, ahead: 0 });
         Version(0)
     }),
     ("expected a control frame", |rogue| {

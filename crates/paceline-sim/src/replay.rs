@@ -179,7 +179,7 @@ impl ReplayDriver<'_> {
     }
 
     fn contribute(&mut self, worker: WorkerId, id: ContributionId, weight: f64, at: Time) {
-        let announcement = Announcement { id, weight, loss: 0.0, square: None };
+        let announcement = Announcement { id, weight, loss: None, square: None };
         self.machine.handle_arrival(worker, announcement, at).expect("it was given that work");
     }
 

@@ -98,6 +98,11 @@ pub struct Job {
     pub straggler: Straggler,
     /// Whether to report the norm of each gradient sum.
     pub norms: bool,
+    /// The version of the parameters when the worker joined.
+    pub version: Version,
+    /// Whether workers load every version in order: a version is a mean gradient, and workers keep the
+    /// parameters themselves.
+    pub follow: bool,
     /// Whether a worker may compute from a newer version than its task's: rounds do not wait for each other.
     pub any_newer: bool,
     /// The encoding of gradients and parameters on the wire.
@@ -150,6 +155,27 @@ pub enum ToWorker {
         weight: f64,
         /// The workers that contributed: bit w of byte w/8 is worker w.
         members: Vec<u8>,
+        /// From the round's opening to its cut.
+        cut_after: Duration,
+        /// Why it was cut. For display.
+        reason: String,
+        /// Epochs of which every sample was used.
+        epochs: u32,
+    },
+    /// Answers [`FromWorker::WantRecords`]: how these versions were stepped, in order. Empty if some are no
+    /// longer kept.
+    Records {
+        /// The first of the versions.
+        first: Version,
+        /// One record for each version.
+        records: Vec<Vec<u8>>,
+    },
+    /// The worker's state of a version differs from that of most others: it must take the run's state.
+    Mismatch {
+        /// The version.
+        version: Version,
+        /// The places in its [`FromWorker::Hashes`] that differ.
+        places: Vec<u32>,
     },
     /// The run is over, for this reason. For display.
     Stop(String),
@@ -169,6 +195,8 @@ pub enum FromWorker {
     Ready {
         /// Samples in its data; all workers must agree.
         samples: u32,
+        /// Portions that it wants to be leased before their rounds.
+        ahead: u32,
     },
     /// Sent once per heartbeat interval.
     Heartbeat {
@@ -188,8 +216,8 @@ pub enum FromWorker {
         id: ContributionId,
         /// Samples behind it.
         weight: f64,
-        /// Sum of the loss over its samples.
-        loss: f64,
+        /// Sum of the loss over its samples, if it is known.
+        loss: Option<f64>,
         /// Squared norm of the gradient sum, if the job asks for it.
         square: Option<f64>,
         /// Shards whose values were older than the version.
@@ -202,6 +230,27 @@ pub enum FromWorker {
         /// Micro-batches done.
         done: u32,
     },
+    /// The worker has stepped a version, where workers keep the parameters themselves.
+    Stepped {
+        /// The version.
+        version: Version,
+        /// How it was stepped, for workers that missed it. The coordinator does not read it.
+        record: Vec<u8>,
+    },
+    /// The worker missed these versions and asks for their records.
+    WantRecords {
+        /// The first version.
+        first: Version,
+        /// The last version.
+        last: Version,
+    },
+    /// Hashes of the worker's state after it stepped a version.
+    Hashes {
+        /// The version.
+        version: Version,
+        /// The hash of each tensor of the layout, then of the optimizer state of each.
+        hashes: Vec<u64>,
+    },
     /// The worker leaves in an orderly way.
     Bye,
 }
@@ -209,7 +258,7 @@ pub enum FromWorker {
 /// From a worker to a shard. Gradients follow as block frames, headed by the id of their contribution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToData {
-    /// Send all blocks of this version or a newer one, as soon as it is published.
+    /// Send all blocks of this version, as soon as it is published, or of a newer one if it is gone.
     Pull {
         /// The version.
         version: Version,
@@ -342,6 +391,8 @@ pub struct ShardSpec {
     pub patience: Duration,
     /// Workers expected to share memory with it if they are on its host; `None` to share no memory.
     pub sharers: Option<u32>,
+    /// Earlier versions to keep, for workers that load every version in order.
+    pub history: u32,
 }
 
 /// From a shard to the coordinator. Block frames follow a [`FromShard::Snapshot`].

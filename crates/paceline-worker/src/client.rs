@@ -23,7 +23,7 @@ use crate::{
     faults::MakeFaults,
     mailbox::{Mailbox, Next, Until},
     outbox::Outbox,
-    work::{Compute, Ended, Tally, TaskRunner},
+    work::{Compute, Native, Source, Tally, TaskRunner},
 };
 
 /// The settings of one worker; the coordinator sends it the rest.
@@ -113,19 +113,54 @@ pub fn run(
     wait: PullWait,
     prepare: impl FnOnce(&Job) -> Result<(Box<dyn Compute>, u32), String>,
 ) -> Result<Tally, WorkerError> {
+    run_source(config, connect, wait, |job, _| {
+        let (compute, samples) = prepare(job)?;
+        let (costs, micro_batches) = (compute.costs(), job.micro_batches.max(1));
+        let source = Box::new(Native { compute, micro_batches });
+        Ok(Prepared { source, costs, samples, ahead: 0 })
+    })
+}
+
+/// A source of gradients that is ready for work.
+pub(crate) struct Prepared {
+    pub(crate) source: Box<dyn Source>,
+    /// The cost of every sample, if samples differ.
+    pub(crate) costs: Option<Arc<[f32]>>,
+    /// Samples in its data.
+    pub(crate) samples: u32,
+    /// Portions to lease before their rounds.
+    pub(crate) ahead: u32,
+}
+
+/// The connection to the coordinator, as a source of gradients uses it.
+#[derive(Clone)]
+pub(crate) struct Control {
+    pub(crate) sender: ControlSender,
+    pub(crate) mailbox: Arc<Mailbox>,
+}
+
+/// Like [`run`], with any source of gradients.
+pub(crate) fn run_source(
+    config: &WorkerConfig,
+    connect: &dyn Connect,
+    wait: PullWait,
+    prepare: impl FnOnce(&Job, &Control) -> Result<Prepared, String>,
+) -> Result<Tally, WorkerError> {
     let join = |error| WorkerError::Join { address: config.address.clone(), error };
     let role = Role::Worker { wish: config.wish, name: config.name.clone() };
     let (reader, writer, job) =
         handshake::<Job>(connect, &config.address, config.token(), role).map_err(join)?;
     let clock = Instant::now();
-    let control = ControlSender { writer: Arc::new(Mutex::new(writer)), clock };
+    let sender = ControlSender { writer: Arc::new(Mutex::new(writer)), clock };
     let mailbox = Arc::new(Mailbox::default());
     receive_messages(reader, job.worker, Arc::clone(&mailbox), clock);
-    let _heartbeats = control.start_heartbeats(job.heartbeat);
-    let _bye = ByeOnDrop(control.clone());
+    let _heartbeats = sender.start_heartbeats(job.heartbeat);
+    let _bye = ByeOnDrop(sender.clone());
+    let control = Control { sender, mailbox };
 
-    let (mut compute, samples) = prepare(&job).map_err(WorkerError::Prepare)?;
-    let costs = compute.costs();
+    let prepared = prepare(&job, &control).map_err(WorkerError::Prepare)?;
+    let Prepared { mut source, costs, samples, ahead } = prepared;
+    let Control { sender: control, mailbox } = control;
     let known = costs.as_deref().map(Costs::fingerprint);
     if job.balance.is_some() && job.balance != known {
         return Err(other_costs());
@@ -149,19 +184,18 @@ pub fn run(
         answer_cuts(Arc::clone(&outbox), Arc::clone(&mailbox), control.clone());
     }
     let mut runner = TaskRunner {
-        compute: &mut *compute,
+        source: &mut *source,
         outbox: &outbox,
         mailbox: &mailbox,
         faults: config.faults.as_ref().map(|make| make(&job)),
         orders: OrderSpec { balance, ..OrderSpec::new(job.seed, job.samples) },
         batch: job.batch,
         costs,
-        micro_batches: parts,
         any_newer: job.any_newer,
         gradient,
         order: EpochOrder::none(),
     };
-    control.send(FromWorker::Ready { samples }).map_err(join)?;
+    control.send(FromWorker::Ready { samples, ahead }).map_err(join)?;
     run_tasks(&mut runner, &control)
 }
 
@@ -174,26 +208,27 @@ fn other_costs() -> WorkerError {
 fn run_tasks(runner: &mut TaskRunner<'_>, control: &ControlSender) -> Result<Tally, WorkerError> {
     let mut tally = Tally::default();
     let outcome = loop {
-        let task = match runner.mailbox.next() {
-            Next::Task(task) => task,
+        let outcome = match runner.mailbox.next(runner.source.follows()) {
+            Next::Task(task) => {
+                let ended = runner.run(&task, &|message| control.send(message));
+                ended.map(|ended| tally.count(&ended))
+            }
+            Next::Follow(version) => runner.follow(version),
             Next::Stop(Ok(why)) => {
                 tracing::debug!("the run is over: {why}");
                 break Ok(());
             }
             Next::Stop(Err(error)) => break Err(WorkerError::Lost(error)),
         };
-        match runner.run(&task, &|message| control.send(message)) {
-            Ok(Ended::Pushed) => tally.finished += 1,
-            Ok(Ended::Salvaged) => tally.salvaged += 1,
-            Ok(Ended::Aborted) => tally.aborted += 1,
-            // At the end of a run, connections close in any order. An error should reach the coordinator from
-            // the shard that found it, before `Bye`.
-            Err(error) => match (runner.mailbox.stop_reason(REASON_TIMEOUT), &error) {
+        // At the end of a run, connections close in any order. An error should reach the coordinator from
+        // the shard that found it, before `Bye`.
+        if let Err(error) = outcome {
+            match (runner.mailbox.stop_reason(REASON_TIMEOUT), &error) {
                 (Some(Ok(_)), _) => break Ok(()),
                 // A shard's own reason may be lost with its connection.
                 (Some(Err(why)), FrameError::Io(_)) => break Err(WorkerError::Lost(why)),
                 _ => break Err(error.into()),
-            },
+            }
         }
     };
     (tally.closed, tally.used) = runner.mailbox.rounds();
@@ -238,14 +273,14 @@ impl Drop for ByeOnDrop {
 
 /// The writing direction of the control connection, shared by the worker's threads.
 #[derive(Clone)]
-struct ControlSender {
+pub(crate) struct ControlSender {
     writer: Arc<Mutex<Writer>>,
     /// The clock of heartbeats.
     clock: Instant,
 }
 
 impl ControlSender {
-    fn send(&self, message: FromWorker) -> Result<(), FrameError> {
+    pub(crate) fn send(&self, message: FromWorker) -> Result<(), FrameError> {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         writer.message(&message)
     }

@@ -16,7 +16,7 @@ use crate::{
     independent::IndependentShards,
     mailbox::{Mailbox, Task, Until},
     memory::Memory,
-    work::Compute,
+    work::Source,
 };
 
 /// Elements from which a shard's part is moved by a thread of its own. For fewer, starting a thread costs
@@ -142,12 +142,12 @@ impl DataPlane {
         &mut self,
         wanted: Version,
         behind: &[u32],
-        compute: &mut dyn Compute,
+        source: &mut dyn Source,
         is_cut: impl Fn() -> bool + Sync,
     ) -> Result<Pulled, FrameError> {
         match self {
-            DataPlane::Lockstep(shards) => shards.pull(wanted, compute, &is_cut),
-            DataPlane::Independent(shards) => shards.pull(wanted, behind, compute),
+            DataPlane::Lockstep(shards) => shards.pull(wanted, source, &is_cut),
+            DataPlane::Independent(shards) => shards.pull(wanted, behind, source),
         }
     }
 
@@ -191,7 +191,7 @@ impl Lockstep {
     fn pull(
         &mut self,
         wanted: Version,
-        compute: &mut dyn Compute,
+        source: &mut dyn Source,
         is_cut: &(dyn Fn() -> bool + Sync),
     ) -> Result<Pulled, FrameError> {
         let prefetched = self.prefetch == Prefetch::Requested;
@@ -201,7 +201,7 @@ impl Lockstep {
         // Every shard gets its request before any answer is read.
         let requested = if prefetched { !is_cut() } else { self.request(wanted, is_cut)? };
         let pulled =
-            if requested { self.receive(wanted, compute, is_cut)? } else { Pulled::Cancelled };
+            if requested { self.receive(wanted, source, is_cut)? } else { Pulled::Cancelled };
         if pulled == Pulled::Cancelled {
             // Some connections may have an answer under way that was not cancelled.
             self.connections.iter().try_for_each(|shard| shard.requests().cancel_pull())?;
@@ -212,19 +212,19 @@ impl Lockstep {
     fn receive(
         &mut self,
         wanted: Version,
-        compute: &mut dyn Compute,
+        source: &mut dyn Source,
         is_cut: &(dyn Fn() -> bool + Sync),
     ) -> Result<Pulled, FrameError> {
         let mut answers: Vec<Option<Answer>> = self.connections.iter().map(|_| None).collect();
         if self.reader.is_some() {
-            compute.let_go();
+            source.let_go();
             for (shard, answer) in self.connections.iter_mut().zip(&mut answers) {
                 *answer = shard.answer_since(wanted, is_cut)?;
                 if answer.is_none() {
                     return Ok(Pulled::Cancelled);
                 }
             }
-            if let Some(version) = self.keep(&answers, compute) {
+            if let Some(version) = self.keep(&answers, source) {
                 return Ok(Pulled::Loaded(version));
             }
         }
@@ -252,7 +252,7 @@ impl Lockstep {
         };
         match versions.first() {
             Some(first) if versions.iter().all(|version| version == first) => {
-                compute.load(0, &self.params);
+                source.load(0, &self.params);
                 Ok(Pulled::Loaded(*first))
             }
             _ => Ok(Pulled::Mixed),
@@ -260,7 +260,7 @@ impl Lockstep {
     }
 
     /// Computes from the parameters in place, if all shards have published the same version.
-    fn keep(&mut self, answers: &[Option<Answer>], compute: &mut dyn Compute) -> Option<Version> {
+    fn keep(&mut self, answers: &[Option<Answer>], source: &mut dyn Source) -> Option<Version> {
         let published = answers.iter().map(|answer| match answer {
             Some(Answer::Published(version, segment)) => Some((*version, *segment)),
             _ => None,
@@ -269,7 +269,7 @@ impl Lockstep {
             published.collect::<Option<Vec<_>>>()?.into_iter().unzip();
         let first = *versions.first()?;
         versions.iter().all(|version| *version == first).then_some(())?;
-        compute.keep(self.reader.as_mut()?.keep(&segments, first.0)?);
+        source.keep(self.reader.as_mut()?.keep(&segments, first.0)?);
         Some(first)
     }
 

@@ -19,7 +19,7 @@ use crate::{
     connection::ShardConnection,
     data::Pulled,
     mailbox::{Mailbox, Task, Until},
-    work::Compute,
+    work::Source,
 };
 
 /// A pull that takes longer is reported.
@@ -144,7 +144,7 @@ impl IndependentShards {
         &mut self,
         wanted: Version,
         behind: &[u32],
-        compute: &mut dyn Compute,
+        source: &mut dyn Source,
     ) -> Result<Pulled, FrameError> {
         {
             let mut shards = self.queue.lock();
@@ -160,7 +160,7 @@ impl IndependentShards {
         let mut found = wanted;
         loop {
             let seen = self.mailbox.answers();
-            found = found.max(self.load_answers(compute)?.unwrap_or(found));
+            found = found.max(self.load_answers(source)?.unwrap_or(found));
             let bound = self.intake.advance(self.now());
             if !said && !self.intake.is_ready() {
                 said = self.now() >= speaks_at || bound.is_some();
@@ -192,12 +192,12 @@ impl IndependentShards {
 
     /// Loads the values that shards have sent, and requests more where they are not new enough. Returns the
     /// newest version among them.
-    fn load_answers(&mut self, compute: &mut dyn Compute) -> Result<Option<Version>, FrameError> {
+    fn load_answers(&mut self, source: &mut dyn Source) -> Result<Option<Version>, FrameError> {
         let mut newest = None;
         for shard in 0..self.starts.len() {
             let answer = self.queue.lock()[shard].take_answer()?;
             let Some(Fetched { version, values }) = answer else { continue };
-            compute.load(self.starts[shard], &values);
+            source.load(self.starts[shard], &values);
             newest = newest.max(Some(version));
             let next = self.intake.landed(ShardId(shard as u32), version, self.now());
             let pending = &mut self.queue.lock()[shard];

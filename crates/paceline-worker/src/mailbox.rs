@@ -1,7 +1,8 @@
 //! The mailbox: messages of the coordinator that the worker has not acted on yet.
 
 use std::{
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    collections::VecDeque,
+    sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -35,12 +36,33 @@ pub(crate) enum Until {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Task(Task),
+    /// A round has closed: the version that it makes can be loaded.
+    Follow(Version),
     /// The run is over, with the coordinator's reason, or the connection is lost.
     Stop(Result<String, String>),
 }
 
+/// The close of a round, as its workers are told of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Closed {
+    /// The version that the round was computed from.
+    pub base: Version,
+    /// The weight of this worker's contribution that it used; 0 if it used none.
+    pub used: f64,
+    /// The number of contributions.
+    pub accepted: u32,
+    /// Total weight of the update.
+    pub weight: f64,
+    /// From the round's opening to its cut.
+    pub cut_after: Duration,
+    /// Why the round was cut.
+    pub reason: String,
+    /// Epochs of which every sample was used.
+    pub epochs: u32,
+}
+
 /// Filled by the thread that reads the control connection, emptied by the one that computes.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Mailbox {
     state: Mutex<State>,
     changed: Condvar,
@@ -48,6 +70,8 @@ pub(crate) struct Mailbox {
     cut: Condvar,
     /// For the thread that waits for parameters, which needs every answer of a shard.
     answered: Condvar,
+    /// Called after every change, for a user's loop that waits elsewhere.
+    watcher: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 #[derive(Debug, Default)]
@@ -58,6 +82,11 @@ struct State {
     stop: Option<Result<String, String>>,
     /// The last round that closed.
     over: Option<Version>,
+    last_closed: Option<Closed>,
+    /// The last contribution that was announced: its version and weight.
+    sent: Option<(Version, f64)>,
+    /// Messages for a user's loop.
+    user: VecDeque<ToWorker>,
     closed: u64,
     used: u64,
     /// Answers of shards so far.
@@ -75,11 +104,19 @@ impl Mailbox {
             }
             ToWorker::Push { id } => state.may_push = Some(id),
             ToWorker::Cut { base } => state.cut = Some(base),
-            ToWorker::Closed { base, members, .. } => {
+            ToWorker::Closed { base, accepted, weight, members, cut_after, reason, epochs } => {
                 state.closed += 1;
                 state.over = Some(base);
                 let byte = members.get(me.0 as usize / 8).copied().unwrap_or(0);
-                state.used += u64::from(byte >> (me.0 % 8) & 1);
+                let used = byte >> (me.0 % 8) & 1 == 1;
+                state.used += u64::from(used);
+                let sent = state.sent.filter(|(to, _)| used && *to == base);
+                let used = sent.map_or(0.0, |(_, weight)| weight);
+                state.last_closed =
+                    Some(Closed { base, used, accepted, weight, cut_after, reason, epochs });
+            }
+            message @ (ToWorker::Records { .. } | ToWorker::Mismatch { .. }) => {
+                state.user.push_back(message);
             }
             ToWorker::Stop(why) => state.stop = Some(Ok(why)),
             // The reading thread has recorded it; there is nothing to act on.
@@ -91,6 +128,48 @@ impl Mailbox {
         }
         self.changed.notify_all();
         self.answered.notify_one();
+        drop(state);
+        self.tell_watcher();
+    }
+
+    /// Calls `watcher` after every change.
+    pub(crate) fn watch(&self, watcher: Box<dyn Fn() + Send + Sync>) {
+        drop(self.watcher.set(watcher));
+        self.tell_watcher();
+    }
+
+    fn tell_watcher(&self) {
+        if let Some(watcher) = self.watcher.get() {
+            watcher();
+        }
+    }
+
+    /// Ends the worker's loop, as the end of the run does.
+    pub(crate) fn leave(&self) {
+        self.lock().stop.get_or_insert(Ok("the worker left".to_owned()));
+        self.cut.notify_one();
+        self.changed.notify_all();
+        self.answered.notify_one();
+        self.tell_watcher();
+    }
+
+    /// A contribution from `base` of this weight is announced.
+    pub(crate) fn note_sent(&self, base: Version, weight: f64) {
+        self.lock().sent = Some((base, weight));
+    }
+
+    /// The last close, if a round has closed.
+    pub(crate) fn last_closed(&self) -> Option<Closed> {
+        self.lock().last_closed.clone()
+    }
+
+    /// Takes the messages for a user's loop.
+    pub(crate) fn take_user_messages(&self) -> Vec<ToWorker> {
+        self.lock().user.drain(..).collect()
+    }
+
+    pub(crate) fn has_user_message(&self) -> bool {
+        !self.lock().user.is_empty()
     }
 
     /// A shard has answered a pull, or its connection has failed.
@@ -128,12 +207,22 @@ impl Mailbox {
         self.cut.notify_one();
         self.changed.notify_all();
         self.answered.notify_one();
+        drop(state);
+        self.tell_watcher();
     }
 
-    /// Waits for the next action.
-    pub(crate) fn next(&self) -> Next {
+    /// Waits for the next action. A worker that loads every version, the last of which is `loaded`, follows
+    /// closed rounds.
+    pub(crate) fn next(&self, loaded: Option<Version>) -> Next {
         let mut state = self.lock();
         loop {
+            let closed = state.over.map(Version::next);
+            if let Some(closed) =
+                closed.filter(|closed| loaded.is_some_and(|loaded| loaded < *closed))
+                && !matches!(state.stop, Some(Err(_)))
+            {
+                return Next::Follow(closed);
+            }
             if let Some(stop) = &state.stop {
                 return Next::Stop(stop.clone());
             }
@@ -244,7 +333,15 @@ mod tests {
     }
 
     fn closed(base: u64, members: Vec<u8>) -> ToWorker {
-        ToWorker::Closed { base: Version(base), accepted: 1, weight: 1.0, members }
+        ToWorker::Closed {
+            base: Version(base),
+            accepted: 1,
+            weight: 1.0,
+            members,
+            cut_after: Duration::ZERO,
+            reason: String::new(),
+            epochs: 0,
+        }
     }
 
     #[test]
@@ -252,7 +349,7 @@ mod tests {
         let me = WorkerId(0);
         let mailbox = Mailbox::default();
         mailbox.deliver(me, work(3));
-        let Next::Task(task) = mailbox.next() else { panic!("it was given work") };
+        let Next::Task(task) = mailbox.next(None) else { panic!("it was given work") };
         assert_eq!(task.base, Version(3));
         assert!(!mailbox.is_cut(Version(3)));
         mailbox.deliver(me, ToWorker::Cut { base: Version(2) });
@@ -266,7 +363,7 @@ mod tests {
         mailbox.deliver(me, work(5));
         assert!(mailbox.is_over(Version(4), Until::Close));
         mailbox.deliver(me, ToWorker::Stop("done".to_owned()));
-        assert_eq!(mailbox.next(), Next::Stop(Ok("done".to_owned())));
+        assert_eq!(mailbox.next(None), Next::Stop(Ok("done".to_owned())));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::{
     buffer::Buffer,
     data::{DataPlane, PullCanceller, Pulled},
     mailbox::{Mailbox, Task, Until},
-    work::{Compute, part_of},
+    work::{Finished, Source, part_of},
 };
 
 /// Sends a message to the coordinator.
@@ -29,6 +29,7 @@ pub(crate) struct Outbox {
     progress: Mutex<Progress>,
     transfer: Mutex<Transfer>,
     canceller: PullCanceller,
+    /// Micro-batches of a whole task, in reports to the coordinator.
     micro_batches: u32,
     until: Until,
     /// Whether to report norms of gradient sums.
@@ -42,10 +43,14 @@ struct Progress {
     task: Option<Task>,
     /// Whether the task's parameters are being pulled.
     pulling: bool,
+    /// Micro-batches that the task is computed in.
+    parts: u32,
     /// Micro-batches that are done.
     done: u32,
-    /// The sum of their losses.
-    loss: f64,
+    /// Samples behind them.
+    weight: f64,
+    /// The sum of their losses, if all are known.
+    loss: Option<f64>,
 }
 
 impl Progress {
@@ -100,19 +105,30 @@ impl Outbox {
 
     /// Begins a task, whose parameters are to be pulled.
     pub(crate) fn begin(&self, task: &Task) {
-        *self.progress() =
-            Progress { task: Some(task.clone()), pulling: true, ..Progress::default() };
+        *self.progress() = Progress {
+            task: Some(task.clone()),
+            pulling: true,
+            loss: Some(0.0),
+            ..Progress::default()
+        };
     }
 
-    /// Pulls the parameters of the task.
+    /// The task is computed in this many micro-batches.
+    pub(crate) fn split(&self, parts: u32) {
+        self.progress().parts = parts;
+    }
+
+    /// Pulls version `wanted`: for `task`, unless that is cut, or for no task.
     pub(crate) fn pull(
         &self,
         mailbox: &Mailbox,
-        task: &Task,
-        compute: &mut dyn Compute,
+        wanted: Version,
+        task: Option<&Task>,
+        source: &mut dyn Source,
     ) -> Result<Pulled, FrameError> {
-        let is_cut = || mailbox.is_cut(task.base);
-        self.transfer().data.pull(task.base, &task.behind, compute, is_cut)
+        let is_cut = || task.is_some_and(|task| mailbox.is_cut(task.base));
+        let behind = task.map_or(&[][..], |task| &task.behind);
+        self.transfer().data.pull(wanted, behind, source, is_cut)
     }
 
     /// The parameters are loaded. False if a cut has ended the task.
@@ -126,27 +142,41 @@ impl Outbox {
     pub(crate) fn abort(&self, base: Version, report: Report<'_>) -> Result<(), FrameError> {
         let mut progress = self.progress();
         match progress.take(base) {
-            Some(Task { id, .. }) => report(FromWorker::Aborted { id, done: progress.done }),
+            Some(Task { id, .. }) => {
+                let done = self.reported(&progress);
+                report(FromWorker::Aborted { id, done })
+            }
             None => Ok(()),
         }
     }
 
     /// A micro-batch is done. `gradient` is its sum where micro-batches count one by one, else the sum of all
     /// so far. False if further work can no longer count: the finished part has been sent.
-    pub(crate) fn add(&self, loss: f64, gradient: &mut Buffer) -> bool {
+    pub(crate) fn add(&self, finished: Finished, gradient: &mut Buffer) -> bool {
         let mut progress = self.progress();
         if progress.task.is_none() {
             return false;
         }
         progress.done += 1;
-        progress.loss += loss;
-        let first = if self.salvages() { 1 } else { self.micro_batches };
+        progress.weight += finished.weight;
+        progress.loss = progress.loss.zip(finished.loss).map(|(sum, loss)| sum + loss);
+        let first = if self.salvages() { 1 } else { progress.parts };
         if progress.done == first {
             self.transfer().buffers.take(gradient);
         } else if self.salvages() {
             add_scaled(&mut self.transfer().buffers.sum, 1.0, gradient);
         }
         true
+    }
+
+    /// Micro-batches that are done, in the run's number of micro-batches per task.
+    pub(crate) fn done(&self) -> u32 {
+        self.reported(&self.progress())
+    }
+
+    fn reported(&self, progress: &Progress) -> u32 {
+        let done = part_of(self.micro_batches, progress.done, progress.parts.max(1));
+        done.max(u32::from(progress.done > 0))
     }
 
     /// Sends the finished micro-batches of the task from `base`. `None` if another thread has; else whether
@@ -160,10 +190,13 @@ impl Outbox {
     ) -> Result<Option<bool>, FrameError> {
         let mut progress = self.progress();
         let Some(task) = progress.take(base) else { return Ok(None) };
-        let (done, loss) = (progress.done, progress.loss);
+        let done = self.reported(&progress);
+        let whole = progress.done == progress.parts;
+        let finished = Finished { weight: progress.weight, loss: progress.loss };
         let transfer = &mut *self.transfer();
         drop(progress);
-        let sent = self.send_finished(transfer, &task, (done, loss), mailbox, report)?;
+        let counts = if self.salvages() { finished.weight > 0.0 } else { whole };
+        let sent = counts && self.send_finished(transfer, &task, finished, mailbox, report)?;
         if !sent {
             report(FromWorker::Aborted { id: task.id, done })?;
         }
@@ -174,18 +207,17 @@ impl Outbox {
         &self,
         Transfer { data, buffers }: &mut Transfer,
         task: &Task,
-        (done, loss): (u32, f64),
+        Finished { weight, loss }: Finished,
         mailbox: &Mailbox,
         report: Report<'_>,
     ) -> Result<bool, FrameError> {
         let (id, base, until) = (task.id, task.base, self.until);
-        let weight = part_of(task.portion.len(), done, self.micro_batches);
-        let enough = if self.salvages() { weight > 0 } else { done == self.micro_batches };
-        if !enough || mailbox.is_over(base, until) {
+        if mailbox.is_over(base, until) {
             return Ok(false);
         }
         let square = self.norms.then(|| norm_squared(&buffers.sum));
-        let (weight, stale) = (f64::from(weight), data.stale().to_vec());
+        let stale = data.stale().to_vec();
+        mailbox.note_sent(base, weight);
         report(FromWorker::Done { id, weight, loss, square, stale })?;
         if !task.push_at_once && !mailbox.may_push(task, until) {
             return Ok(false);
@@ -294,7 +326,9 @@ mod tests {
             // The next round's work is done while the answer is on its way.
             outbox.begin(&task(2));
             assert!(outbox.start_computing());
-            outbox.add(0.0, &mut Buffer::default());
+            let finished = Finished { weight: 1.0, loss: None };
+            outbox.split(1);
+            outbox.add(finished, &mut Buffer::default());
             let say = |message| {
                 said.send(message).unwrap();
                 Ok(())

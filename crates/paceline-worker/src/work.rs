@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paceline_core::{Costs, EpochOrder, OrderSpec};
+use paceline_core::{Costs, EpochOrder, OrderSpec, Version};
 use paceline_shm::Kept;
 use paceline_wire::{FrameError, message::FromWorker};
 
@@ -61,6 +61,91 @@ pub trait Compute {
     }
 }
 
+/// Where the parts of tasks are computed: by a [`Compute`], or by a training loop of the user's own
+/// ([`crate::Embedded`]).
+pub(crate) trait Source {
+    /// Loads values of a version, starting at element `at`.
+    fn load(&mut self, at: usize, values: &[f32]);
+
+    /// All values of a version, in place. They do not change until `values` is dropped.
+    fn keep(&mut self, values: Kept);
+
+    /// Drops the values that it keeps: the next version needs their memory.
+    fn let_go(&mut self);
+
+    /// All values of this version are loaded.
+    fn loaded(&mut self, _version: Version) {}
+
+    /// The last version loaded, if every version must be loaded in order.
+    fn follows(&self) -> Option<Version> {
+        None
+    }
+
+    /// Begins a task; returns the number of micro-batches to compute it in. `None` if it is no longer
+    /// `wanted`.
+    fn begin(&mut self, _task: &Task, samples: &[u32], wanted: &dyn Fn() -> bool) -> Option<u32>;
+
+    /// Computes the next micro-batch, on `samples`, for as long as it is `wanted`. `first` says that
+    /// `gradient` holds the values of another task or micro-batch; else the sum goes on.
+    fn part(
+        &mut self,
+        samples: &[u32],
+        gradient: &mut Buffer,
+        first: bool,
+        wanted: &dyn Fn() -> bool,
+    ) -> Option<Finished>;
+
+    /// The task is over: computed, or no longer wanted.
+    fn end(&mut self) {}
+}
+
+/// A micro-batch that is done.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Finished {
+    /// Samples behind it.
+    pub(crate) weight: f64,
+    /// Sum of their loss, if it is known.
+    pub(crate) loss: Option<f64>,
+}
+
+/// A [`Compute`] as the source of a fixed number of micro-batches per task.
+pub(crate) struct Native {
+    pub(crate) compute: Box<dyn Compute>,
+    pub(crate) micro_batches: u32,
+}
+
+impl Source for Native {
+    fn load(&mut self, at: usize, values: &[f32]) {
+        self.compute.load(at, values);
+    }
+
+    fn keep(&mut self, values: Kept) {
+        self.compute.keep(values);
+    }
+
+    fn let_go(&mut self) {
+        self.compute.let_go();
+    }
+
+    fn begin(&mut self, _task: &Task, _samples: &[u32], _wanted: &dyn Fn() -> bool) -> Option<u32> {
+        Some(self.micro_batches)
+    }
+
+    fn part(
+        &mut self,
+        samples: &[u32],
+        gradient: &mut Buffer,
+        first: bool,
+        wanted: &dyn Fn() -> bool,
+    ) -> Option<Finished> {
+        if first {
+            self.compute.clear(gradient);
+        }
+        let loss = self.compute.gradient_while(samples, gradient, wanted)?;
+        Some(Finished { weight: samples.len() as f64, loss: Some(loss) })
+    }
+}
+
 /// A worker's counts of rounds, for its own log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tally {
@@ -76,9 +161,19 @@ pub struct Tally {
     pub used: u64,
 }
 
+impl Tally {
+    pub(crate) fn count(&mut self, ended: &Ended) {
+        match ended {
+            Ended::Pushed => self.finished += 1,
+            Ended::Salvaged => self.salvaged += 1,
+            Ended::Aborted => self.aborted += 1,
+        }
+    }
+}
+
 /// Runs one task after the other.
 pub(crate) struct TaskRunner<'a> {
-    pub(crate) compute: &'a mut dyn Compute,
+    pub(crate) source: &'a mut dyn Source,
     pub(crate) outbox: &'a Outbox,
     pub(crate) mailbox: &'a Mailbox,
     pub(crate) faults: Option<Box<dyn WorkerFaults>>,
@@ -86,7 +181,6 @@ pub(crate) struct TaskRunner<'a> {
     /// Samples of a whole task.
     pub(crate) batch: u32,
     pub(crate) costs: Option<Costs>,
-    pub(crate) micro_batches: u32,
     /// Whether a newer version than the task's may be used.
     pub(crate) any_newer: bool,
     /// The sum of one micro-batch, where micro-batches count one by one; else the sum of all so far.
@@ -108,12 +202,14 @@ impl TaskRunner<'_> {
     pub(crate) fn run(&mut self, task: &Task, report: Report<'_>) -> Result<Ended, FrameError> {
         let base = task.base;
         self.outbox.begin(task);
-        let pulled = self.pull(task)?;
+        let pulled = self.pull_task(task)?;
         if !pulled || !self.outbox.start_computing() {
             self.outbox.abort(base, report)?;
             return Ok(Ended::Aborted);
         }
-        self.compute(task, report)?;
+        let computed = self.compute(task, report);
+        self.source.end();
+        computed?;
         Ok(match self.outbox.send(self.mailbox, base, report)? {
             Some(true) => Ended::Pushed,
             Some(false) => Ended::Aborted,
@@ -123,12 +219,45 @@ impl TaskRunner<'_> {
 
     /// Fetches the parameters; false if that version is gone or the round was cut. A newer version is used
     /// where rounds do not wait for each other, if all shards send the same one.
-    fn pull(&mut self, task: &Task) -> Result<bool, FrameError> {
+    fn pull_task(&mut self, task: &Task) -> Result<bool, FrameError> {
+        let Some(mut loaded) = self.source.follows() else {
+            let found = self.pull(task.base, Some(task))?;
+            return Ok(found.is_some_and(|found| found == task.base || self.any_newer));
+        };
+        while loaded < task.base {
+            match self.pull(loaded.next(), Some(task))? {
+                Some(found) => loaded = found,
+                None => return Ok(false),
+            }
+        }
+        Ok(loaded == task.base)
+    }
+
+    /// Loads every version up to `version`, whether or not the worker has a task.
+    pub(crate) fn follow(&mut self, version: Version) -> Result<(), FrameError> {
+        while self.source.follows().is_some_and(|loaded| loaded < version) {
+            let next = self.source.follows().map_or(version, Version::next);
+            if self.pull(next, None)?.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads `wanted` or, where it is gone, a newer version. `None` if the task that it is for was cut.
+    fn pull(
+        &mut self,
+        wanted: Version,
+        task: Option<&Task>,
+    ) -> Result<Option<Version>, FrameError> {
         loop {
-            match self.outbox.pull(self.mailbox, task, self.compute)? {
-                Pulled::Loaded(found) => return Ok(found == task.base || self.any_newer),
+            match self.outbox.pull(self.mailbox, wanted, task, self.source)? {
+                Pulled::Loaded(found) => {
+                    self.source.loaded(found);
+                    return Ok(Some(found));
+                }
                 Pulled::Mixed if self.any_newer => {}
-                Pulled::Mixed | Pulled::Cancelled => return Ok(false),
+                Pulled::Mixed | Pulled::Cancelled => return Ok(None),
             }
         }
     }
@@ -143,30 +272,30 @@ impl TaskRunner<'_> {
             let all = self.orders.samples;
             FrameError::Unexpected(format!("work on {portion} of {all} samples"))
         })?;
+        let wanted = || !self.mailbox.is_cut(*base);
+        let Some(parts) = self.source.begin(task, &samples, &wanted) else { return Ok(()) };
+        self.outbox.split(parts);
         let mut reported = Instant::now();
-        for part in 0..self.micro_batches {
-            let micro = micro_batch(&samples, part, self.micro_batches);
-            if part == 0 || self.outbox.salvages() {
-                self.compute.clear(&mut self.gradient);
-            }
+        for part in 0..parts {
+            let micro = micro_batch(&samples, part, parts);
+            let first = part == 0 || self.outbox.salvages();
             let share = match &self.costs {
                 Some(costs) => costs.share(micro),
                 None => micro.len() as f64 / f64::from(self.batch.max(1)),
             };
-            let wanted = || !self.mailbox.is_cut(*base);
             let began = Instant::now();
-            let loss = self.compute.gradient_while(micro, &mut self.gradient, &wanted);
+            let finished = self.source.part(micro, &mut self.gradient, first, &wanted);
             let rest = |time| self.mailbox.rest(*base, time);
             let faults = self.faults.as_mut();
             let usable =
                 faults.is_none_or(|faults| faults.after_micro_batch(*base, share, began, &rest));
-            match loss.filter(|_| usable) {
-                Some(loss) if self.outbox.add(loss, &mut self.gradient) => {}
+            match finished.filter(|_| usable) {
+                Some(finished) if self.outbox.add(finished, &mut self.gradient) => {}
                 _ => return Ok(()),
             }
-            if part + 1 < self.micro_batches && reported.elapsed() >= PROGRESS_INTERVAL {
+            if part + 1 < parts && reported.elapsed() >= PROGRESS_INTERVAL {
                 reported = Instant::now();
-                report(FromWorker::Progress { id: *id, done: part + 1 })?;
+                report(FromWorker::Progress { id: *id, done: self.outbox.done() })?;
             }
         }
         Ok(())

@@ -148,6 +148,8 @@ fn job_with(shards: u32, straggler: Straggler) -> Job {
         straggler,
         norms: false,
         any_newer: false,
+        version: Version(0),
+        follow: false,
         wire: WireType::F32,
         pull: "all".to_owned(),
         partial_push: false,
@@ -200,7 +202,10 @@ impl Session {
         });
         let shards = shards.collect();
         let mut session = Session { worker, control, shards };
-        assert_eq!(session.control.receive::<FromWorker>(), FromWorker::Ready { samples });
+        assert_eq!(
+            session.control.receive::<FromWorker>(),
+            FromWorker::Ready { samples, ahead: 0 }
+        );
         session
     }
 

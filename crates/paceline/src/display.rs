@@ -113,6 +113,14 @@ impl Display {
                 "failed to write the checkpoint of round {}, will try again: {error}",
                 version.0
             )),
+            EventKind::Mismatch { worker, version, tensor, differing } => say(format_args!(
+                "{worker} has other parameters than most workers after {version} ({tensor}{}): it takes \
+                 the run's state",
+                match differing {
+                    0 | 1 => String::new(),
+                    more => format!(" and {} more", more - 1),
+                }
+            )),
             EventKind::ConnectionClosed { peer, error } => {
                 say(format_args!("closed the connection of {peer}: {error}"));
             }
@@ -171,7 +179,9 @@ impl RunState {
                 self.noise = *noise_scale;
                 self.rounds = version.0;
                 self.used += weight;
-                self.loss = Some(self.loss.map_or(*loss, |old| 0.9 * old + 0.1 * loss));
+                if let Some(loss) = loss {
+                    self.loss = Some(self.loss.map_or(*loss, |old| 0.9 * old + 0.1 * loss));
+                }
                 self.recent.push_back((event.at, *weight));
                 while self.recent.front().is_some_and(|(at, _)| event.at.since(*at) > WINDOW) {
                     self.recent.pop_front();
@@ -249,7 +259,7 @@ mod tests {
     fn updated(round: u64, weight: f64) -> Event {
         let at = Time::ZERO + Duration::from_millis(round);
         let (round, version) = (Round(round), Version(round + 1));
-        let (learning_rate, gradient_norm, loss, param_hash) = (0.1, 1.0, 1.0, None);
+        let (learning_rate, gradient_norm, loss, param_hash) = (0.1, 1.0, Some(1.0), None);
         let kind = EventKind::Updated {
             round,
             version,

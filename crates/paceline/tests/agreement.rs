@@ -79,7 +79,7 @@ fn redriven(events: &[Event], policy: &str, config: RoundConfig) -> Vec<Event> {
                 machine.handle_arrival(worker, announcement, event.at).unwrap();
             }
             EventKind::Late { worker, id, weight, .. } => {
-                let announcement = Announcement { id, weight, loss: 0.0, square: None };
+                let announcement = Announcement { id, weight, loss: None, square: None };
                 machine.handle_arrival(worker, announcement, event.at).unwrap();
             }
             EventKind::Aborted { worker, id, done, .. } => {

@@ -334,7 +334,7 @@ impl<'a> Training<'a> {
             return;
         }
         let weight = f64::from(weight);
-        let announcement = Announcement { id, weight, loss, square };
+        let announcement = Announcement { id, weight, loss: Some(loss), square };
         let done = self.coordinator.handle_done(worker, announcement, self.now);
         done.expect("it was given that work");
         self.coordinator.handle_staged(worker, id, ShardId(0), self.now);

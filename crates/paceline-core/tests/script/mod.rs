@@ -85,7 +85,7 @@ impl Script {
 
     pub fn done(&mut self, worker: u32, base: u64, weight: f64) -> Result<(), MachineError> {
         let id = self.id(worker, base);
-        let announcement = Announcement { id, weight, loss: 1.0, square: None };
+        let announcement = Announcement { id, weight, loss: Some(1.0), square: None };
         self.coordinator.handle_done(WorkerId(worker), announcement, self.now)
     }
 

@@ -64,6 +64,8 @@ impl Run {
             micro_batches: self.config.round.micro_batches,
             straggler: self.config.round.straggler,
             norms: self.config.wants_noise(),
+            version: self.updates.version,
+            follow: self.config.keeps_history(),
             any_newer: self.core.machine().policy().admissible_lag() > 0,
             wire: self.config.wire,
             pull: self.config.weak.pull.to_string(),
@@ -81,7 +83,7 @@ impl Run {
                 self.members.workers.answer(worker, sent, now, self.config.heartbeat / 4);
                 Ok(())
             }
-            FromWorker::Ready { samples } => {
+            FromWorker::Ready { samples, .. } => {
                 self.join(worker, samples).map_err(LeaveReason::Misbehaved)
             }
             FromWorker::Progress { id, done } => {
@@ -93,6 +95,15 @@ impl Run {
             }
             FromWorker::Aborted { id, done } => {
                 self.core.handle_aborted(worker, id, done, now).map_err(fault)
+            }
+            FromWorker::Stepped { version, record } => self.stepped(worker, version, record),
+            FromWorker::WantRecords { first, last } => {
+                self.want_records(worker, (first, last));
+                Ok(())
+            }
+            FromWorker::Hashes { version, hashes } => {
+                self.compare(worker, version, hashes);
+                Ok(())
             }
             FromWorker::Bye => {
                 self.leave(worker, LeaveReason::Finished);
@@ -206,6 +217,7 @@ impl Run {
                 self.emit(EventKind::ConnectionClosed { peer: name, error });
             }
         }
+        self.forget_replica(worker);
         self.shards.send_all(&ToShard::Forget { worker });
         if self.members.doubtful && self.core.machine().live().len() == 0 {
             self.diverged(self.updates.version);

@@ -3,6 +3,7 @@
 mod checkpoint_retry;
 mod ending;
 mod members;
+mod replicas;
 mod snapshots;
 mod updates;
 mod waiting;
@@ -45,6 +46,7 @@ use crate::{
 use ending::Ending;
 pub use ending::Outcome;
 use members::Members;
+use replicas::Replicas;
 use snapshots::Snapshots;
 use updates::Updates;
 use waiting::WaitNotice;
@@ -197,6 +199,7 @@ struct Run {
     /// Heartbeats of shards in other processes.
     shards_alive: Liveness<u32>,
     members: Members,
+    replicas: Replicas,
     updates: Updates,
     snapshots: Snapshots,
     ending: Ending,
@@ -273,6 +276,7 @@ impl Run {
             shards,
             shards_alive: Liveness::new(config.liveness),
             members,
+            replicas: Replicas::default(),
             updates: Updates::new(start.version, start.step, layout.shards() as usize),
             snapshots: Snapshots::new(&config, start.version, evaluator),
             ending: Ending { reason: None, first_version: start.version, samples_before },
@@ -458,7 +462,8 @@ impl Driver for Run {
 
     fn accept(&mut self, accepted: &Accepted<'_>) {
         let &Accepted { id, worker, loss, blocks, share, .. } = accepted;
-        self.updates.open.loss += share * loss;
+        self.updates.open.loss =
+            self.updates.open.loss.zip(loss).map(|(sum, loss)| sum + share * loss);
         self.members.doubtful = false;
         let accept = ToShard::Accept { worker, id, share: share as f32 };
         let there = |shard: &&ShardId| blocks.contains(self.layout.shard_blocks(shard.0).start);
@@ -498,6 +503,10 @@ impl Driver for Run {
 
     fn record(&mut self, event: Event) {
         self.wait_notice.see(&event);
+        if let EventKind::Cut { reason, .. } = &event.kind {
+            let after = event.at.since(self.study.opened);
+            self.updates.open.cut = Some((after, reason.to_string()));
+        }
         // There may be no receiver left; the run goes on.
         let _ = self.events.send(event);
     }

@@ -15,7 +15,7 @@ use super::Run;
 pub(super) struct Updating {
     round: Round,
     closes: Vec<BlockClose>,
-    loss: f64,
+    loss: Option<f64>,
     /// The sum of each close, over the reports of the shards so far.
     sums: Vec<SumOfBlocks>,
     /// The shards of the round; below, how many of them have not reported their sums and their update.
@@ -54,17 +54,24 @@ pub(super) struct Updates {
 
 /// Figures of the open round.
 pub(super) struct RoundTally {
-    /// Sum of the loss over the samples accepted.
-    pub(super) loss: f64,
+    /// Sum of the loss over the samples accepted; `None` if a worker did not report it.
+    pub(super) loss: Option<f64>,
     /// Workers that computed from stale values, by shard.
     pub(super) stale: Vec<u64>,
     /// The longest time that a part of a gradient took to reach each shard.
     pub(super) parts: Vec<Duration>,
+    /// When the round was cut, from its opening on, and why.
+    pub(super) cut: Option<(Duration, String)>,
 }
 
 impl RoundTally {
     fn new(shards: usize) -> RoundTally {
-        RoundTally { loss: 0.0, stale: vec![0; shards], parts: vec![Duration::ZERO; shards] }
+        RoundTally {
+            loss: Some(0.0),
+            stale: vec![0; shards],
+            parts: vec![Duration::ZERO; shards],
+            cut: None,
+        }
     }
 }
 
@@ -113,7 +120,7 @@ impl Run {
         let of = self.core.shards().fresh().clone();
         let mut update = Updating {
             round,
-            loss: self.updates.open.loss / update_weight(&sums),
+            loss: self.updates.open.loss.map(|loss| loss / update_weight(&sums)),
             sums,
             closes: closes.to_vec(),
             unsummed: of.len(),
@@ -173,7 +180,16 @@ impl Run {
             told[byte] |= 1 << (worker % 8);
         }
         let accepted = told.iter().map(|byte: &u8| byte.count_ones()).sum();
-        let told = ToWorker::Closed { base: round.base(), accepted, weight, members: told };
+        let (cut_after, reason) = self.updates.open.cut.clone().unwrap_or_default();
+        let told = ToWorker::Closed {
+            base: round.base(),
+            accepted,
+            weight,
+            members: told,
+            cut_after,
+            reason,
+            epochs: self.core.ledger().epochs(),
+        };
         self.members.workers.send_all(self.members.workers.everyone(), &told);
     }
 
@@ -263,7 +279,10 @@ impl Run {
         let version = round.base().next();
         self.updates.version = version;
         self.updates.published_at = Some(now);
-        self.updates.loss = Some(self.updates.loss.map_or(loss, |old| 0.9 * old + 0.1 * loss));
+        if let Some(loss) = loss {
+            let old = self.updates.loss;
+            self.updates.loss = Some(old.map_or(loss, |old| 0.9 * old + 0.1 * loss));
+        }
         self.snapshots.param_hash = hash.map(|hash| (version, hash)).or(self.snapshots.param_hash);
         self.updates.shard_work.resize(shards.len(), ShardWork::default());
         self.updates.shard_work.iter_mut().zip(&shards).for_each(|(total, &work)| *total += work);

@@ -353,12 +353,14 @@ struct Ready<'a> {
 /// Waits for the version and for a permit to send it. Only a few workers are sent blocks at a time: together
 /// they would share the link and the cores of this host, and no worker would begin before the last.
 async fn ready(store: &Store, version: Version, shared: bool) -> Result<Ready<'_>, DataError> {
-    let mut published = store.published.subscribe();
-    let published = published
-        .wait_for(|published| published.version >= version && published.blocks.is_some())
-        .await
-        .map_err(|_| DataError::Stopped)?
-        .clone();
+    let published = match store.earlier(version) {
+        Some(published) => published,
+        None => {
+            let mut published = store.published.subscribe();
+            let is_ready = |p: &Published| p.version >= version && p.blocks.is_some();
+            published.wait_for(is_ready).await.map_err(|_| DataError::Stopped)?.clone()
+        }
+    };
     let permit = match published.segment {
         Some(_) if shared => None,
         _ => Some(store.answers.acquire().await.map_err(|_| DataError::Stopped)?),

@@ -218,6 +218,7 @@ mod tests {
             fold_at_close: true,
             patience: Duration::ZERO,
             sharers,
+            history: 0,
         }
     }
 

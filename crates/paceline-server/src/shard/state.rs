@@ -383,6 +383,7 @@ mod tests {
             fold_at_close,
             patience: Duration::ZERO,
             sharers: None,
+            history: 0,
         };
         ShardState::new(spec, blocks, None).unwrap()
     }

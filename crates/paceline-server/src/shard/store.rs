@@ -2,7 +2,7 @@
 //! version.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -91,6 +91,7 @@ pub(crate) struct Store {
     /// One permit for each pull that may be answered by TCP at the same time.
     pub(crate) answers: Semaphore,
     pub(crate) published: watch::Sender<Published>,
+    history: History,
     pub(crate) traffic: Traffic,
     /// How long a peer may delay a frame that it must send or receive.
     pub(crate) patience: Duration,
@@ -102,6 +103,18 @@ pub(crate) struct Store {
     report: Report,
     sessions: Mutex<BTreeMap<WorkerId, Session>>,
     sessions_changed: Notify,
+}
+
+/// The newest versions, for workers that load every version in order.
+struct History {
+    most: usize,
+    versions: Mutex<VecDeque<Published>>,
+}
+
+impl History {
+    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Published>> {
+        self.versions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// An admitted worker.
@@ -131,6 +144,7 @@ impl Store {
             room: Arc::new(Semaphore::new(room)),
             answers: Semaphore::new(at_once((spec.layout.total() * spec.wire.size()) as u64)),
             published: watch::Sender::new(Published::default()),
+            history: History { most: spec.history as usize, versions: Mutex::default() },
             traffic: Traffic::default(),
             patience: spec.patience,
             faults,
@@ -139,6 +153,25 @@ impl Store {
             sessions: Mutex::default(),
             sessions_changed: Notify::new(),
         }
+    }
+
+    /// Publishes a version, and keeps it for workers that will miss it.
+    pub(crate) fn publish(&self, published: Published) {
+        if self.history.most > 0 {
+            let mut versions = self.history.lock();
+            versions.push_back(Published { segment: None, ..published.clone() });
+            while versions.len() > self.history.most {
+                versions.pop_front();
+            }
+        }
+        self.published.send_replace(published);
+    }
+
+    /// An earlier version, if it is kept.
+    pub(crate) fn earlier(&self, version: Version) -> Option<Published> {
+        let newest = self.published.borrow().version;
+        let versions = self.history.lock();
+        versions.iter().find(|kept| kept.version == version && version < newest).cloned()
     }
 
     /// Sends the coordinator a message.

@@ -192,7 +192,7 @@ impl ShardThread {
     fn publish(&mut self, version: Version) {
         let segment = self.state.finish_mirror(version);
         let blocks = Some(self.state.outgoing());
-        self.store.published.send_replace(Published { version, blocks, segment });
+        self.store.publish(Published { version, blocks, segment });
     }
 }
 
@@ -216,6 +216,7 @@ mod tests {
             fold_at_close: true,
             patience: Duration::ZERO,
             sharers: None,
+            history: 0,
         }
     }
 

@@ -119,7 +119,7 @@ impl Rogue {
 
     /// Says that it is ready and waits for work: the version, and how many samples.
     pub fn ready(&mut self) -> (Version, u32) {
-        self.control.say(&FromWorker::Ready { samples: self.job.samples });
+        self.control.say(&FromWorker::Ready { samples: self.job.samples, ahead: 0 });
         self.work()
     }
 
@@ -170,7 +170,13 @@ impl Rogue {
 
     pub fn done(&mut self, base: Version, weight: f64, loss: f64) {
         let id = self.id(base);
-        self.control.say(&FromWorker::Done { id, weight, loss, square: None, stale: Vec::new() });
+        self.control.say(&FromWorker::Done {
+            id,
+            weight,
+            loss: Some(loss),
+            square: None,
+            stale: Vec::new(),
+        });
     }
 
     /// Waits until every one of its connections is closed.

@@ -319,7 +319,7 @@ impl<'a> SystemDriver<'a> {
         let shards = task.shards;
         task.left = self.servers.count(shards);
         let (id, weight) = (task.id, f64::from(task.samples));
-        let announcement = Announcement { id, weight, loss: 0.0, square: None };
+        let announcement = Announcement { id, weight, loss: None, square: None };
         let announced = self.coordinator.handle_done(worker, announcement, self.now);
         announced.expect("it was given that work");
         if !self.network.enter(Way::Push, worker.0 as usize, shards, self.now) {

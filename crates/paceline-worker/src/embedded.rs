@@ -1,0 +1,514 @@
+//! A worker inside a training loop of the user's own.
+//!
+//! The worker's loop runs on a thread of its own and is the one that native workers run. Where a native
+//! worker computes, it lends the gradient's buffer to the user's loop and waits. The two meet in a
+//! [`Rendezvous`]: one side hands over tasks and versions, the other gradients.
+//!
+//! In a run whose shards average gradients ([`Job::follow`]), a version is the mean gradient of the round
+//! before it. Every version is loaded in order, and waits until the user's loop takes it: a loop that was
+//! slow, or evaluated for a while, replays what it missed.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use paceline_core::{Portion, Version};
+use paceline_params::{add_scaled, all_finite, copy_scaled};
+use paceline_shm::Kept;
+use paceline_wire::{
+    Connect,
+    message::{FromWorker, Job, ToWorker},
+};
+
+use crate::{
+    buffer::Buffer,
+    client::{Control, Prepared, PullWait, WorkerConfig, WorkerError, run_source},
+    mailbox::{Closed, Task},
+    work::{Finished, Source, Tally},
+};
+
+/// Versions that may wait for the user's loop. A loop that missed more takes the state of another worker.
+pub const MOST_WAITING: usize = 64;
+
+/// A worker whose gradients a training loop of the user's own computes.
+pub struct Embedded {
+    job: Job,
+    meeting: Arc<Rendezvous>,
+    control: Control,
+    ready: Mutex<Option<mpsc::Sender<Joining>>>,
+    thread: Mutex<Option<JoinHandle<Result<Tally, WorkerError>>>>,
+}
+
+/// How a worker begins, once it has the state of the run.
+#[derive(Debug, Clone, Copy)]
+pub struct Joining {
+    /// The version of the worker's state.
+    pub version: Version,
+    /// Samples in its data.
+    pub samples: u32,
+    /// Portions to lease before their rounds.
+    pub ahead: u32,
+}
+
+/// Work for the user's loop.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Assignment {
+    /// The version to compute from.
+    pub base: Version,
+    /// The samples, as positions in the epoch's order.
+    pub portion: Portion,
+    /// The samples, as indices into the data.
+    pub samples: Arc<[u32]>,
+}
+
+/// What the user's loop can do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Turn {
+    /// Compute.
+    Work(Assignment),
+    /// Take this version, which was loaded.
+    Loaded(Version),
+    /// Neither: nothing has happened for as long as the caller was willing to wait.
+    Nothing,
+    /// The run is over, for this reason; an error if it is over for this worker alone.
+    Ended(Result<String, String>),
+}
+
+impl Embedded {
+    /// Joins the run at `config.address`. The worker gets work after [`Self::ready`].
+    pub fn join(
+        config: WorkerConfig,
+        connect: Box<dyn Connect + Send>,
+        wait: PullWait,
+    ) -> Result<Self, WorkerError> {
+        let meeting = Arc::new(Rendezvous::default());
+        let (joined, joining) = mpsc::channel();
+        let (ready, starts) = mpsc::channel();
+        let here = Arc::clone(&meeting);
+        let work = move || {
+            let meeting = Arc::clone(&here);
+            let outcome = run_source(&config, &*connect, wait, move |job, control| {
+                let _ = joined.send((job.clone(), control.clone()));
+                let Joining { version, samples, ahead } =
+                    starts.recv().map_err(|_| "the training loop ended".to_owned())?;
+                Ok(meeting.prepare(job, version, samples, ahead))
+            });
+            here.end(&outcome);
+            outcome
+        };
+        let thread = thread::Builder::new()
+            .name("worker".to_owned())
+            .spawn(work)
+            .expect("failed to start a thread");
+        let Ok((job, control)) = joining.recv() else {
+            let failed = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let silent = || WorkerError::Lost("the worker ended while it joined".to_owned());
+            return Err(failed.err().unwrap_or_else(silent));
+        };
+        let watcher = Arc::clone(&meeting);
+        control.mailbox.watch(Box::new(move || watcher.wake()));
+        let (ready, thread) = (Mutex::new(Some(ready)), Mutex::new(Some(thread)));
+        Ok(Embedded { job, meeting, control, ready, thread })
+    }
+
+    /// The run, as the coordinator describes it.
+    pub fn job(&self) -> &Job {
+        &self.job
+    }
+
+    /// The worker has its data and the state of the run: it may be given work.
+    pub fn ready(&self, joining: Joining) {
+        if let Some(ready) = lock(&self.ready).take() {
+            let _ = ready.send(joining);
+        }
+    }
+
+    /// The state was replaced by the run's state of this version. Older versions need not be taken.
+    pub fn restored(&self, version: Version) {
+        let mut state = self.meeting.lock();
+        state.taken = version;
+        state.loaded.retain(|loaded| loaded.version > version);
+        // Versions between the state and the ones that wait are pulled again.
+        if state.loaded.front().is_none_or(|first| first.version > version.next()) {
+            state.loaded.clear();
+            state.newest = version;
+        }
+    }
+
+    /// Waits, at most for `patience`, until there is work on the version that the user's loop took last, or a
+    /// version to take.
+    pub fn next(&self, patience: Duration) -> Turn {
+        self.meeting.wait(patience, |state| {
+            if let Some(loaded) = state.loaded.front() {
+                return Some(Turn::Loaded(loaded.version));
+            }
+            let task = state.task.as_ref().filter(|task| task.base == state.taken);
+            task.filter(|_| state.parts.is_none()).cloned().map(Turn::Work)
+        })
+    }
+
+    /// Waits, at most for `patience`, until there is a version to take.
+    pub fn next_version(&self, patience: Duration) -> Turn {
+        self.meeting
+            .wait(patience, |state| state.loaded.front().map(|loaded| Turn::Loaded(loaded.version)))
+    }
+
+    /// The reason why the run is over, if it is; an error if it is over for this worker alone.
+    pub fn ended(&self) -> Option<Result<String, String>> {
+        self.meeting.lock().ended.clone()
+    }
+
+    /// Whether the version after the one taken last is waiting. False if it is not loaded yet, or was lost.
+    pub fn is_next_waiting(&self) -> bool {
+        let state = self.meeting.lock();
+        state.loaded.front().is_some_and(|first| first.version == state.taken.next())
+    }
+
+    /// The newest version that was loaded.
+    pub fn newest(&self) -> Version {
+        self.meeting.lock().newest
+    }
+
+    /// The version that the user's loop took last.
+    pub fn taken(&self) -> Version {
+        self.meeting.lock().taken
+    }
+
+    /// Takes the oldest version that waits. `read` sees its values, in the order of the layout.
+    pub fn take<T>(&self, read: impl FnOnce(Version, &[f32]) -> T) -> Option<T> {
+        let mut state = self.meeting.lock();
+        let Loaded { version, values } = state.loaded.pop_front()?;
+        state.taken = version;
+        let read = match &values {
+            Values::Own(values) => read(version, values),
+            Values::Kept(values) => read(version, values),
+        };
+        if let Values::Own(values) = values {
+            state.spare = values;
+        }
+        Some(read)
+    }
+
+    /// Begins to compute the current work, in `parts` micro-batches. False if it is no longer wanted.
+    pub fn begin(&self, parts: u32) -> bool {
+        let mut state = self.meeting.lock();
+        if state.task.as_ref().is_none_or(|task| task.base != state.taken) {
+            return false;
+        }
+        state.parts = Some(parts.max(1));
+        self.meeting.changed.notify_all();
+        // The buffer is lent a moment later.
+        let lent = |state: &State| state.buffer.is_some() || state.task.is_none();
+        let mut state = self.meeting.until(state, lent);
+        if state.buffer.is_none() {
+            state.parts = None;
+        }
+        state.buffer.is_some()
+    }
+
+    /// Adds `scale` times `values` to the gradient of the current micro-batch, from element `at` on, which
+    /// gets no other values. Returns whether all of it is finite; `None` if the work is no longer wanted.
+    ///
+    /// # Panics
+    /// If `values` reaches past the end.
+    pub fn write(&self, at: usize, values: &[f32], scale: f32) -> Option<bool> {
+        let mut state = self.meeting.lock();
+        let adds = state.adds;
+        let part = &mut state.buffer.as_mut()?[at..at + values.len()];
+        if !adds {
+            return Some(copy_scaled(part, scale, values));
+        }
+        add_scaled(part, scale, values);
+        Some(all_finite(part).is_ok())
+    }
+
+    /// The elements from `at` on have no gradient in the current micro-batch.
+    pub fn skip(&self, at: usize, len: usize) -> bool {
+        let mut state = self.meeting.lock();
+        let adds = state.adds;
+        let Some(buffer) = &mut state.buffer else { return false };
+        if !adds {
+            buffer[at..at + len].fill(0.0);
+        }
+        true
+    }
+
+    /// The current micro-batch is done, with the weight of its samples and the sum of their loss if it is
+    /// known. Returns whether the next one, or for the last one the whole contribution, may still count.
+    pub fn finish(&self, weight: f64, loss: Option<f64>) -> bool {
+        let mut state = self.meeting.lock();
+        if state.buffer.is_none() {
+            return false;
+        }
+        state.finished = Some(Finished { weight, loss });
+        self.meeting.changed.notify_all();
+        // The worker's loop takes the buffer, and lends it again for the next micro-batch.
+        let taken = |state: &State| state.finished.is_none();
+        let state = self.meeting.until(state, taken);
+        if state.left == 0 {
+            return true;
+        }
+        let lent = |state: &State| state.buffer.is_some() || state.task.is_none();
+        self.meeting.until(state, lent).buffer.is_some()
+    }
+
+    /// Whether the work that was begun no longer counts.
+    pub fn is_cut(&self) -> bool {
+        let state = self.meeting.lock();
+        state.parts.is_some() && state.task.is_none() || state.ended.is_some()
+    }
+
+    /// Gives up the work that was begun: the worker's next contribution is for a later round.
+    pub fn forget(&self) {
+        let mut state = self.meeting.lock();
+        if state.task.is_none() {
+            state.parts = None;
+        }
+    }
+
+    /// The last close, if a round has closed.
+    pub fn closed(&self) -> Option<Closed> {
+        self.control.mailbox.last_closed()
+    }
+
+    /// The coordinator's messages to the user's loop since the last call.
+    pub fn messages(&self) -> Vec<ToWorker> {
+        self.control.mailbox.take_user_messages()
+    }
+
+    /// Waits, at most for `patience`, until the coordinator has a message for the user's loop.
+    pub fn wait_for_message(&self, patience: Duration) {
+        let mailbox = &self.control.mailbox;
+        let (state, ended) = (self.meeting.lock(), |state: &State| state.ended.is_some());
+        let waiting = |state: &mut State| !ended(state) && !mailbox.has_user_message();
+        drop(self.meeting.changed.wait_timeout_while(state, patience, waiting));
+    }
+
+    /// Sends the coordinator a message of the user's loop.
+    pub fn send(&self, message: FromWorker) -> Result<(), WorkerError> {
+        Ok(self.control.sender.send(message)?)
+    }
+
+    /// Leaves the run. Returns the worker's counts of rounds.
+    pub fn leave(&self) -> Result<Tally, WorkerError> {
+        *lock(&self.ready) = None;
+        // The coordinator learns it before the worker's loop gives up its task.
+        let _ = self.control.sender.send(FromWorker::Bye);
+        self.control.mailbox.leave();
+        let thread = lock(&self.thread).take();
+        match thread {
+            Some(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            None => Ok(Tally::default()),
+        }
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        let _ = self.leave();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where the worker's loop and the user's loop meet.
+#[derive(Default)]
+struct Rendezvous {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Values of the version that is being loaded.
+    filling: Option<Values>,
+    /// Versions that the user's loop has not taken, oldest first.
+    loaded: VecDeque<Loaded>,
+    newest: Version,
+    taken: Version,
+    /// A buffer to load the next version in.
+    spare: Vec<f32>,
+    task: Option<Assignment>,
+    /// Micro-batches that the user's loop computes the task in, once it has begun.
+    parts: Option<u32>,
+    /// Micro-batches to come after the current one.
+    left: u32,
+    /// The gradient's buffer, while the user's loop may write to it.
+    buffer: Option<Buffer>,
+    /// Whether values are added to the micro-batches before.
+    adds: bool,
+    finished: Option<Finished>,
+    /// Whether the last micro-batch is done.
+    complete: bool,
+    ended: Option<Result<String, String>>,
+}
+
+struct Loaded {
+    version: Version,
+    values: Values,
+}
+
+enum Values {
+    Own(Vec<f32>),
+    Kept(Kept),
+}
+
+impl Rendezvous {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    fn wake(&self) {
+        drop(self.lock());
+        self.changed.notify_all();
+    }
+
+    /// Waits until `holds`, or until the worker's loop has ended.
+    fn until<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        holds: impl Fn(&State) -> bool,
+    ) -> MutexGuard<'a, State> {
+        let waits = |state: &mut State| state.ended.is_none() && !holds(state);
+        self.changed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait(&self, patience: Duration, turn: impl Fn(&State) -> Option<Turn>) -> Turn {
+        let waits = |state: &mut State| state.ended.is_none() && turn(state).is_none();
+        let waited = self.changed.wait_timeout_while(self.lock(), patience, waits);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let ended = || state.ended.clone().map(Turn::Ended);
+        turn(&state).or_else(ended).unwrap_or(Turn::Nothing)
+    }
+
+    fn prepare(self: Arc<Self>, job: &Job, version: Version, samples: u32, ahead: u32) -> Prepared {
+        let mut state = self.lock();
+        (state.taken, state.newest) = (version, version);
+        drop(state);
+        let source = UserLoop { meeting: self, follows: job.follow };
+        Prepared { source: Box::new(source), costs: None, samples, ahead }
+    }
+
+    fn end(&self, outcome: &Result<Tally, WorkerError>) {
+        let ended = match outcome {
+            Ok(_) => Ok("the run is over".to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        self.lock().ended = Some(ended);
+        self.changed.notify_all();
+    }
+}
+
+/// The user's loop, as the worker's loop sees it.
+struct UserLoop {
+    meeting: Arc<Rendezvous>,
+    follows: bool,
+}
+
+impl UserLoop {
+    /// Waits until the user's loop makes `ready` hold, or the work is no longer `wanted`.
+    fn until(
+        &self,
+        wanted: &dyn Fn() -> bool,
+        ready: impl Fn(&State) -> bool,
+    ) -> MutexGuard<'_, State> {
+        let waits = |state: &mut State| wanted() && !ready(state);
+        let waited = self.meeting.changed.wait_while(self.meeting.lock(), waits);
+        waited.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Source for UserLoop {
+    fn load(&mut self, at: usize, values: &[f32]) {
+        let mut state = self.meeting.lock();
+        let mut filling = match state.filling.take() {
+            Some(Values::Own(filling)) => filling,
+            _ => std::mem::take(&mut state.spare),
+        };
+        drop(state);
+        filling.resize(filling.len().max(at + values.len()), 0.0);
+        filling[at..at + values.len()].copy_from_slice(values);
+        self.meeting.lock().filling = Some(Values::Own(filling));
+    }
+
+    fn keep(&mut self, values: Kept) {
+        self.meeting.lock().filling = Some(Values::Kept(values));
+    }
+
+    fn let_go(&mut self) {
+        let mut state = self.meeting.lock();
+        let mut spare = std::mem::take(&mut state.spare);
+        for Loaded { values, .. } in &mut state.loaded {
+            if let Values::Kept(kept) = values {
+                spare.clear();
+                spare.extend_from_slice(kept);
+                *values = Values::Own(std::mem::take(&mut spare));
+            }
+        }
+        state.spare = spare;
+    }
+
+    fn loaded(&mut self, version: Version) {
+        let mut state = self.meeting.lock();
+        let Some(values) = state.filling.take() else { return };
+        if !self.follows || state.loaded.len() >= MOST_WAITING {
+            state.loaded.clear();
+        }
+        state.newest = version;
+        state.loaded.push_back(Loaded { version, values });
+        self.meeting.changed.notify_all();
+    }
+
+    fn follows(&self) -> Option<Version> {
+        self.follows.then(|| self.meeting.lock().newest)
+    }
+
+    fn begin(&mut self, task: &Task, samples: &[u32], wanted: &dyn Fn() -> bool) -> Option<u32> {
+        let assignment =
+            Assignment { base: task.base, portion: task.portion.clone(), samples: samples.into() };
+        // A loop that still computes something older is let finish that first.
+        drop(self.until(wanted, |state| state.parts.is_none()));
+        let mut state = self.meeting.lock();
+        state.task = Some(assignment);
+        self.meeting.changed.notify_all();
+        drop(state);
+        let mut state = self.until(wanted, |state| state.parts.is_some());
+        let parts = state.parts.filter(|_| wanted())?;
+        (state.left, state.complete) = (parts, false);
+        Some(parts)
+    }
+
+    fn part(
+        &mut self,
+        _samples: &[u32],
+        gradient: &mut Buffer,
+        first: bool,
+        wanted: &dyn Fn() -> bool,
+    ) -> Option<Finished> {
+        let mut state = self.meeting.lock();
+        state.left -= 1;
+        state.adds = !first;
+        state.buffer = Some(std::mem::take(gradient));
+        self.meeting.changed.notify_all();
+        drop(state);
+        let mut state = self.until(wanted, |state| state.finished.is_some());
+        *gradient = state.buffer.take().unwrap_or_default();
+        let finished = state.finished.take();
+        state.complete = finished.is_some() && state.left == 0;
+        self.meeting.changed.notify_all();
+        finished
+    }
+
+    fn end(&mut self) {
+        let mut state = self.meeting.lock();
+        state.task = None;
+        // A loop that has not finished learns that its work no longer counts.
+        state.parts = state.parts.filter(|_| !state.complete);
+        self.meeting.changed.notify_all();
+    }
+}

@@ -1,0 +1,121 @@
+"""Finds the run's server, or starts one that outlives the process that started it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import PacelineError
+
+_START_PATIENCE = 60.0
+"""Seconds that a server may take to start."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a run's server is, and who this worker is."""
+
+    address: str
+    token: str | None = None
+    wish: int | None = None
+    name: str = ""
+    workers: int = 1
+
+    @staticmethod
+    def at(address: str) -> Run:
+        """The run of a server that is running already."""
+        env = os.environ
+        return Run(
+            address,
+            env.get("PACELINE_TOKEN"),
+            _number(env, "PACELINE_WORKER") if "PACELINE_WORKER" in env else _number(env, "RANK"),
+            _name(),
+            _number(env, "PACELINE_WORKERS") or _number(env, "WORLD_SIZE") or 1,
+        )
+
+
+def find_run() -> Run:
+    """The run that this process belongs to.
+
+    ``PACELINE_SERVER`` names a server. Under torchrun, rank 0 starts one and tells the other ranks. Under
+    plain ``python`` the run has one worker.
+    """
+    env = os.environ
+    if address := env.get("PACELINE_SERVER"):
+        return Run.at(address)
+    rank, workers = _number(env, "RANK"), _number(env, "WORLD_SIZE")
+    if rank is None or workers is None:
+        address = _start_server(1, "127.0.0.1:0", None)
+        return Run(address, wish=0, name=_name())
+    return _under_torchrun(rank, workers)
+
+
+def _under_torchrun(rank: int, workers: int) -> Run:
+    import torch.distributed as dist
+
+    env = os.environ
+    host, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+    hosted = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(host, port, is_master=rank == 0 and not hosted, wait_for_workers=False)
+    run = env.get("TORCHELASTIC_RUN_ID", "") + "/" + env.get("TORCHELASTIC_RESTART_COUNT", "0")
+    key = f"paceline/{run}"
+    if rank == 0:
+        local = _number(env, "LOCAL_WORLD_SIZE") in (None, workers)
+        token = None if local else secrets.token_urlsafe(24)
+        bind = "127.0.0.1:0" if local else "0.0.0.0:0"
+        address = _start_server(workers, bind, token)
+        if not local:
+            address = f"{host}:{address.rpartition(':')[2]}"
+        store.set(key, f"{address} {token or ''}")
+    address, _, token = store.get(key).decode().partition(" ")
+    return Run(address, token or None, rank, _name(), workers)
+
+
+def _start_server(workers: int, bind: str, token: str | None) -> str:
+    """Starts a server in a session of its own, so that it outlives this process; returns its address."""
+    folder = Path(tempfile.mkdtemp(prefix="paceline-"))
+    file, errors = folder / "address", folder / "server.log"
+    command = [
+        sys.executable, "-m", "paceline", "server", "--offered", "--workers", str(workers),
+        "--bind", bind, "--address-file", str(file),
+    ]  # fmt: skip
+    env = {k: v for k, v in os.environ.items() if k not in ("PACELINE_WORKERS", "PACELINE_BIND")}
+    if token is not None:
+        env["PACELINE_TOKEN"] = token
+    with errors.open("wb") as log:
+        server = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+    deadline = time.monotonic() + _START_PATIENCE
+    while not file.exists():
+        if server.poll() is not None:
+            said = errors.read_text(errors="replace").strip().splitlines()
+            raise PacelineError(f"the server did not start: {said[-1] if said else 'it said nothing'}")
+        if time.monotonic() > deadline:
+            server.terminate()
+            raise PacelineError(f"the server did not start within {_START_PATIENCE:.0f} s ({errors})")
+        time.sleep(0.01)
+    return file.read_text().split()[0]
+
+
+def _number(env: Mapping[str, str], name: str) -> int | None:
+    text = env.get(name)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise PacelineError(f"{name} is `{text}`, which is no number") from None
+
+
+def _name() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"

@@ -1,0 +1,237 @@
+"""The flat vector that travels: the gradients of all parameters, and what goes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .errors import PacelineError
+
+PRESENCE = "paceline.presence"
+"""The tensor behind all others: which parameters had a gradient, and whether one overflowed."""
+
+_TRAVELS = {torch.float32, torch.float16, torch.bfloat16}
+_SAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor's place in the flat vector."""
+
+    name: str
+    tensor: Tensor
+    offset: int
+    size: int
+    group: int = 0
+
+    @property
+    def range(self) -> slice:
+        return slice(self.offset, self.offset + self.size)
+
+
+class FlatVector:
+    """Parameters that are trained, running statistics, and the presence of gradients, laid end to end.
+
+    Parameters come in reverse order of registration, which is about the order in which ``backward()``
+    completes their gradients.
+    """
+
+    def __init__(
+        self,
+        models: dict[str, nn.Module],
+        optimizers: Sequence[Optimizer],
+        *,
+        by_group: bool,
+        presence: bool,
+    ) -> None:
+        self.params: list[Slot] = []
+        self.buffers: list[Slot] = []
+        self.by_param: dict[Tensor, int] = {}
+        groups = _groups(optimizers)
+        named = [(n, p) for n, p in _named_parameters(models) if p.requires_grad]
+        if not named:
+            raise PacelineError("the model has no parameter that requires a gradient")
+        _check(named, groups)
+        named.reverse()
+        if by_group:
+            named.sort(key=lambda item: groups.get(item[1], 0))
+        at = 0
+        for name, param in named:
+            group = groups.get(param, 0) if by_group else 0
+            self.by_param[param] = len(self.params)
+            self.params.append(Slot(name, param, at, param.numel(), group))
+            at += param.numel()
+        if presence:
+            for name, buffer in _running_statistics(models):
+                self.buffers.append(Slot(name, buffer, at, buffer.numel()))
+                at += buffer.numel()
+        self.presence_at = at
+        self.length = at + (len(self.params) + 1 if presence else 0)
+        self.has_presence = presence
+        self.values = torch.zeros(self.length)
+        self.array: npt.NDArray[np.float32] = self.values.numpy()
+        self._views = [self.values[s.range].view(s.tensor.shape) for s in self.params]
+        self._sampled = torch.cat([_spread(slot) for slot in self.params])
+        self._before = self.values[self._sampled]
+        self._version = self.values._version
+
+    @property
+    def tensors(self) -> list[tuple[str, list[int], int]]:
+        """Name, shape and optimizer group of every tensor, in order."""
+        listed = [(s.name, list(s.tensor.shape), s.group) for s in self.params + self.buffers]
+        if self.has_presence:
+            listed.append((PRESENCE, [len(self.params) + 1], 0))
+        return listed
+
+    def grads(self, scale: float, overflow: bool) -> None:
+        """Gives every parameter that any worker had a gradient for its mean gradient."""
+        present = self.array[self.presence_at : self.presence_at + len(self.params)]
+        everywhere = bool(present.all())
+        if overflow:
+            self.values[: self.presence_at].fill_(float("inf"))
+        elif scale != 1.0:
+            self.values[: self.presence_at].mul_(scale)
+        for place, (slot, view) in enumerate(zip(self.params, self._views)):
+            param = slot.tensor
+            if not everywhere and present[place] == 0.0:
+                param.grad = None
+            elif param.dtype is torch.float32 and param.device.type == "cpu":
+                param.grad = view
+            else:
+                param.grad = view.to(param.device, param.dtype)
+
+    def statistics(self) -> None:
+        """Sets the running statistics to their means."""
+        for slot in self.buffers:
+            slot.tensor.copy_(self.values[slot.range].view(slot.tensor.shape))
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the gradient of any contribution was infinite under a loss scale."""
+        return bool(self.array[self.presence_at + len(self.params)] != 0.0)
+
+    def remember(self) -> None:
+        """Notes the mean gradients as they are, to tell later how they were changed."""
+        self._before = self.values[self._sampled]
+        self._version = self.values._version
+
+    def factor(self, params: Iterable[Tensor]) -> float | None:
+        """The factor by which the gradients of ``params`` were multiplied since :meth:`remember`.
+
+        Clipping by norm and unscaling multiply all gradients alike. ``None`` if they were changed in
+        another way.
+        """
+        places = [self.by_param[p] for p in params if p in self.by_param and p.grad is not None]
+        own = all(self.params[i].tensor.grad is self._views[i] for i in places)
+        if own and self.values._version == self._version:
+            return 1.0
+        before, after = self._samples(places)
+        if (before == after).all():
+            return 1.0
+        if not np.isfinite(after).all():
+            return None
+        largest = int(np.abs(before).argmax())
+        ratio = np.float64(after[largest]) / np.float64(before[largest])
+        for factor in _neighbours(np.float32(ratio)):
+            if (before * factor == after).all():
+                return float(factor)
+        return None
+
+    def _samples(
+        self, places: Sequence[int]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        before = self._before.numpy().reshape(-1)
+        after = np.zeros_like(before)
+        counts = [min(slot.size, _SAMPLES) for slot in self.params]
+        starts = np.cumsum([0, *counts])
+        chosen = np.zeros(len(before), dtype=bool)
+        for place in places:
+            slot, part = self.params[place], slice(starts[place], starts[place + 1])
+            grad = slot.tensor.grad
+            assert grad is not None
+            index = self._sampled[part] - slot.offset
+            after[part] = grad.detach().reshape(-1)[index.to(grad.device)].float().cpu().numpy()
+            chosen[part] = True
+        return before[chosen], after[chosen]
+
+
+def as_array(tensor: Tensor) -> npt.NDArray[np.float32]:
+    """A tensor's values as a flat array of ``float32``, without a copy where that is possible."""
+    flat = tensor.detach()
+    if flat.is_sparse:
+        flat = flat.to_dense()
+    if flat.dtype is not torch.float32 or flat.device.type != "cpu":
+        flat = flat.to("cpu", torch.float32)
+    array: npt.NDArray[np.float32] = flat.reshape(-1).numpy()
+    return array
+
+
+def _neighbours(value: np.float32) -> Iterator[np.float32]:
+    yield value
+    low = high = value
+    for _ in range(3):
+        low, high = np.nextafter(low, np.float32(-1)), np.nextafter(high, np.float32(np.inf))
+        yield low
+        yield high
+
+
+def _spread(slot: Slot) -> Tensor:
+    count = min(slot.size, _SAMPLES)
+    return slot.offset + torch.arange(count) * slot.size // max(count, 1)
+
+
+def _groups(optimizers: Sequence[Optimizer]) -> dict[Tensor, int]:
+    groups, number = {}, 0
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                groups[param] = number
+            number += 1
+    return groups
+
+
+def _named_parameters(models: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    seen: set[nn.Parameter] = set()
+    for prefix, model in models.items():
+        for name, param in model.named_parameters():
+            if param not in seen:
+                seen.add(param)
+                yield _name(prefix, name), param
+
+
+def _name(prefix: str, name: str) -> str:
+    # torch.compile wraps a module and shows in its names.
+    plain = name.removeprefix("_orig_mod.")
+    return f"{prefix}.{plain}" if prefix else plain
+
+
+def _running_statistics(models: dict[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    for prefix, model in models.items():
+        for path, module in model.named_modules():
+            if not isinstance(module, nn.modules.batchnorm._NormBase):
+                continue
+            for name in ("running_mean", "running_var"):
+                buffer = getattr(module, name)
+                if buffer is not None:
+                    yield _name(prefix, f"{path}.{name}"), buffer
+
+
+def _check(named: Sequence[tuple[str, nn.Parameter]], groups: dict[Tensor, int]) -> None:
+    for name, param in named:
+        if param.dtype not in _TRAVELS:
+            raise PacelineError(
+                f"parameter `{name}` is {param.dtype}, which is not supported: gradients travel as "
+                "float32, from parameters of float32, float16 or bfloat16"
+            )
+        if isinstance(param, nn.parameter.UninitializedParameter):
+            raise PacelineError(
+                f"parameter `{name}` has no shape yet: run the model once before paceline.init"
+            )
+    if groups and not any(param in groups for _, param in named):
+        raise PacelineError("the optimizer has none of the model's parameters")

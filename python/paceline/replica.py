@@ -1,0 +1,263 @@
+"""One worker's replica: model, optimizers, schedulers and loss scale, and how they change by the round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import _native
+from .errors import PacelineError
+from .parameters import FlatVector
+from .state import Json, pack, plain, unpack
+
+
+class Replica:
+    """Keeps the record of every step, replays the steps of others, and compares and transfers state."""
+
+    def __init__(
+        self,
+        flat: FlatVector,
+        models: dict[str, nn.Module],
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[Any],
+        scaler: Any | None,
+    ) -> None:
+        self.flat = flat
+        self.models = models
+        self.optimizers = list(optimizers)
+        self.schedulers = list(schedulers)
+        self.scaler = scaler
+        self.replaying = False
+        self.stepped = [False] * len(self.optimizers)
+        self._entries: list[Json] = [None] * len(self.optimizers)
+
+    def watch(self) -> list[Any]:
+        """Observes the steps of the optimizers; returns the handles that end it."""
+        handles = []
+        for place, optimizer in enumerate(self.optimizers):
+            before, after = self._before(place), self._after(place)
+            handles.append(optimizer.register_step_pre_hook(before))
+            handles.append(optimizer.register_step_post_hook(after))
+        return handles
+
+    def _before(self, place: int) -> Any:
+        def hook(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+            if not self.replaying:
+                factor = self.flat.factor(_params(optimizer))
+                self._entries[place] = {"factor": factor, "groups": _groups(optimizer)}
+
+        return hook
+
+    def _after(self, place: int) -> Any:
+        def hook(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+            if not self.replaying:
+                self.stepped[place] = True
+
+        return hook
+
+    def record(self, version: int) -> bytes:
+        """How this version was stepped, for workers that missed it. Begins the next record."""
+        entries = [e if done else None for e, done in zip(self._entries, self.stepped)]
+        self.stepped = [False] * len(self.optimizers)
+        place = version % len(self.flat.params)
+        record = {
+            "optimizers": entries,
+            "next": [_groups(optimizer) for optimizer in self.optimizers],
+            "schedulers": [plain(scheduler.state_dict()) for scheduler in self.schedulers],
+            "scaler": plain(self.scaler.state_dict()) if self.scaler is not None else None,
+            "check": [place, self._hash_of(place)],
+        }
+        return json.dumps(record, separators=(",", ":")).encode()
+
+    def replay(self, record: Json) -> bool:
+        """Steps as ``record`` says; the mean gradients are in the flat vector.
+
+        Returns whether the outcome is that of the worker that wrote the record. ``False`` asks for the
+        run's state.
+        """
+        entries = record["optimizers"]
+        if any(entry is not None and entry["factor"] is None for entry in entries):
+            return False
+        self.flat.grads(1.0, overflow=False)
+        self.flat.statistics()
+        self.replaying = True
+        try:
+            for optimizer, entry in zip(self.optimizers, entries):
+                if entry is not None:
+                    self._step(optimizer, entry)
+        finally:
+            self.replaying = False
+        self._follow(record)
+        place, found = record["check"]
+        return bool(self._hash_of(place) == found)
+
+    def _step(self, optimizer: Optimizer, entry: Json) -> None:
+        _set_groups(optimizer, entry["groups"])
+        if entry["factor"] != 1.0:
+            grads = [p.grad for p in _params(optimizer) if p.grad is not None]
+            torch._foreach_mul_(grads, torch.tensor(entry["factor"], dtype=torch.float32))
+        optimizer.step()
+
+    def _follow(self, record: Json) -> None:
+        """Takes over schedulers, learning rates and loss scale."""
+        for scheduler, state in zip(self.schedulers, record["schedulers"]):
+            _update(scheduler, state)
+        for optimizer, groups in zip(self.optimizers, record["next"]):
+            _set_groups(optimizer, groups)
+        if self.scaler is not None and record["scaler"]:
+            self.scaler.load_state_dict(record["scaler"])
+
+    def hashes(self) -> list[int]:
+        """The hash of every tensor of the flat vector, then of the optimizer state of each."""
+        tensors = [*self.flat.params, *self.flat.buffers]
+        values = [_hash([slot.tensor]) for slot in tensors]
+        presence = [0] if self.flat.has_presence else []
+        states = [_hash(self._state_of(slot.tensor)) for slot in self.flat.params]
+        return [*values, *presence, *states]
+
+    def _hash_of(self, place: int) -> int:
+        param = self.flat.params[place].tensor
+        return _hash([param, *self._state_of(param)])
+
+    def _state_of(self, param: Tensor) -> list[Tensor]:
+        tensors = []
+        for optimizer in self.optimizers:
+            held = optimizer.state.get(param, {})
+            tensors += [held[key] for key in sorted(held) if isinstance(held[key], Tensor)]
+        return tensors
+
+    def capture(self, version: int) -> bytearray:
+        """The whole state after this version, as bytes."""
+        tensors = dict(self._tensors())
+        numbers = []
+        for place, optimizer in enumerate(self.optimizers):
+            held = {}
+            for name, param in self._params_of(optimizer):
+                state = optimizer.state.get(param, {})
+                for key, value in state.items():
+                    if isinstance(value, Tensor):
+                        tensors[f"optimizer.{place}.{key}.{name}"] = value
+                held[name] = plain({k: v for k, v in state.items() if not isinstance(v, Tensor)})
+            numbers.append(held)
+        meta = {
+            "version": version,
+            "numbers": numbers,
+            "next": [_groups(optimizer) for optimizer in self.optimizers],
+            "schedulers": [plain(scheduler.state_dict()) for scheduler in self.schedulers],
+            "scaler": plain(self.scaler.state_dict()) if self.scaler is not None else None,
+        }
+        return pack(tensors, meta)
+
+    def restore(self, blob: bytes | bytearray) -> int:
+        """Takes over a state; returns its version."""
+        tensors, meta = unpack(blob)
+        with torch.no_grad():
+            for name, tensor in self._tensors():
+                tensor.copy_(_named(tensors, name))
+            for place, optimizer in enumerate(self.optimizers):
+                numbers = meta["numbers"][place] if "numbers" in meta else {}
+                for name, param in self._params_of(optimizer):
+                    state = dict(numbers.get(name, {}))
+                    prefix, suffix = f"optimizer.{place}.", f".{name}"
+                    for key in _keys(tensors, prefix, suffix):
+                        value = tensors[f"{prefix}{key}{suffix}"]
+                        # A count of steps stays on the CPU, whatever device the parameter is on.
+                        device = param.device if value.shape == param.shape else value.device
+                        state[key] = value.to(device, copy=True)
+                    if state:
+                        optimizer.state[param] = state
+                    else:
+                        optimizer.state.pop(param, None)
+        if "next" in meta:
+            self._follow(meta)
+        return int(meta["version"])
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        seen = set()
+        for prefix, model in self.models.items():
+            for name, tensor in model.state_dict(keep_vars=True).items():
+                if isinstance(tensor, Tensor) and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    full = f"{prefix}.{name}" if prefix else name
+                    yield f"model.{full.removeprefix('_orig_mod.')}", tensor
+
+    def _params_of(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+        named = {slot.tensor: slot.name for slot in self.flat.params}
+        for param in _params(optimizer):
+            if param in named:
+                yield named[param], param
+
+
+def _params(optimizer: Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _groups(optimizer: Optimizer) -> list[Json]:
+    """The hyperparameters of every parameter group."""
+    groups = []
+    for group in optimizer.param_groups:
+        held = {key: plain(value) for key, value in group.items() if key != "params"}
+        groups.append({key: value for key, value in held.items() if value is not None})
+    return groups
+
+
+def _set_groups(optimizer: Optimizer, groups: Sequence[Json]) -> None:
+    for group, values in zip(optimizer.param_groups, groups):
+        for key, value in values.items():
+            old = group.get(key)
+            if isinstance(old, Tensor):
+                old.fill_(value)
+            else:
+                group[key] = tuple(value) if isinstance(old, tuple) else value
+
+
+def _update(scheduler: Any, state: Json) -> None:
+    """Takes over the part of a scheduler's state that JSON could hold."""
+    whole = scheduler.state_dict()
+    for key, value in state.items():
+        if isinstance(whole.get(key), dict) and isinstance(value, dict):
+            whole[key] = {**whole[key], **value}
+        else:
+            whole[key] = value
+    scheduler.load_state_dict(whole)
+
+
+def _keys(tensors: dict[str, Tensor], prefix: str, suffix: str) -> list[str]:
+    long_enough = len(prefix) + len(suffix)
+    found = []
+    for name in tensors:
+        if name.startswith(prefix) and name.endswith(suffix) and len(name) > long_enough:
+            key = name[len(prefix) : len(name) - len(suffix)]
+            if "." not in key:
+                found.append(key)
+    return found
+
+
+def _named(tensors: dict[str, Tensor], name: str) -> Tensor:
+    if name not in tensors:
+        raise PacelineError(f"the run's state has no tensor `{name.removeprefix('model.')}`")
+    return tensors[name]
+
+
+def _hash(tensors: Sequence[Tensor]) -> int:
+    total = 0
+    for tensor in tensors:
+        total = (total * 31 + _native.hash_values(_words(tensor))) % (1 << 64)
+    return total
+
+
+def _words(tensor: Tensor) -> npt.NDArray[np.float32]:
+    """A tensor's bytes as 32-bit words."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if flat.dtype is torch.float32:
+        array: npt.NDArray[np.float32] = flat.numpy()
+        return array
+    data = flat.view(torch.uint8).numpy()
+    return np.concatenate([data, np.zeros(-len(data) % 4, np.uint8)]).view(np.float32)

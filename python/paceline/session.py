@@ -1,0 +1,715 @@
+"""A training session: the user's loop computes, a Rust worker beside it talks to the run."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import _native
+from .data import LedgerLoader, split
+from .errors import PacelineError, RunEnded
+from .launch import Run, find_run
+from .parameters import FlatVector, as_array
+from .replica import Replica
+from .server_optimizer import describe, rates
+
+log = logging.getLogger("paceline")
+T = TypeVar("T")
+
+_PATIENCE = 0.1
+"""Seconds between two looks for Ctrl-C while the session waits."""
+
+_RESOLUTION = 64
+"""Parts of a batch in which progress is reported to the coordinator."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What became of the last contribution."""
+
+    round: int
+    """The round."""
+    used: bool
+    """Whether the round used this worker's contribution."""
+    share: float
+    """The share of this worker's batch that was used, 0 to 1."""
+    contributors: int
+    """How many workers contributed."""
+    weight: float
+    """Samples behind the mean gradient."""
+    cut_after: float
+    """Seconds from the round's opening to its cut."""
+    reason: str
+    """Why the round was cut."""
+    missed: int = 0
+    """Rounds that this worker missed and has replayed before this step."""
+
+
+class _Cut(Exception):
+    """Ends a backward pass whose round is cut."""
+
+
+class Session:
+    """Trains one or several models together with the other workers of a run.
+
+    Create it with :func:`paceline.init`. The session connects when :meth:`loader` is called, or at the
+    first ``backward()`` of a loop over its own data.
+    """
+
+    def __init__(
+        self,
+        models: dict[str, nn.Module],
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[Any],
+        scaler: Any | None,
+        *,
+        mode: str,
+        batch_size: int | None,
+        accumulate: int,
+        seed: int,
+        epochs: int | None,
+        hash_every: int,
+        lr_scaling: str | None,
+        run: Run | None,
+        settings: dict[str, str],
+    ) -> None:
+        self.mode = mode
+        self.accumulate = accumulate
+        self.seed = seed
+        self.last: Step | None = None
+        self._averages = mode == "mean"
+        if not self._averages and scaler is not None:
+            raise PacelineError(
+                'GradScaler needs mode="mean": in mode "server" the shards cannot skip a step'
+            )
+        self._flat = FlatVector(
+            models, optimizers, by_group=not self._averages, presence=self._averages
+        )
+        self._replica = Replica(self._flat, models, optimizers, schedulers, scaler)
+        self._scaler = scaler
+        self._hash_every = hash_every
+        self._lr_scaling = lr_scaling
+        self._batch_size = batch_size
+        self._epochs = epochs
+        self._run = run
+        self._settings = settings
+        self._worker: _native.Worker | None = None
+        self._work: tuple[int, int, list[tuple[int, int]]] | None = None
+        self._state_wanted = False
+        self._diverged = False
+        self._behind = 0
+
+        # The contribution under way.
+        self._written: list[bool] = [False] * len(self._flat.params)
+        self._in_backward = False
+        self._begun = False
+        self._holds_mean = False
+        self._syncs = True
+        self._parts = 1
+        self._part = 0
+        self._part_samples = 0
+        self._used_samples = 0
+        self._overflow = False
+        self._loss: Tensor | None = None
+        self._may_raise = False
+
+        self._handles: list[Any] = [
+            slot.tensor.register_post_accumulate_grad_hook(self._hook(place))
+            for place, slot in enumerate(self._flat.params)
+        ]
+        if self._averages:
+            self._handles += self._replica.watch()
+            self._handles += [o.register_step_pre_hook(self._scale_rates) for o in optimizers]
+            self._handles += [o.register_step_post_hook(self._unscale_rates) for o in optimizers]
+        else:
+            for optimizer in optimizers:
+                optimizer.step = self._step_on_server  # type: ignore[method-assign]
+        self._unscaled: list[tuple[dict[str, Any], Any]] = []
+
+    # -- What the training loop calls ---------------------------------------------------------------
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Computes gradients like ``loss.backward()``, and stops in the middle when the round is cut.
+
+        On a CPU in eager mode this returns at the next gradient after a cut. Otherwise a cut takes
+        effect between micro-batches.
+        """
+        self._loss = loss.detach()
+        self._may_raise = loss.device.type == "cpu"
+        try:
+            loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+        except _Cut:
+            self._in_backward = False
+            self._drop_grads()
+            if self._parts == 1:
+                self._complete()
+        finally:
+            self._loss = None
+            self._may_raise = False
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulates gradients in ``.grad`` without contributing them, as DDP's ``no_sync`` does."""
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
+
+    def micro_batches(self, batch: T, n: int) -> Iterator[T]:
+        """Splits a batch into ``n`` micro-batches; ends early when the round is cut.
+
+        Divide the loss of each micro-batch by ``n``. Finished micro-batches count with the weight of
+        their samples. ``.grad`` holds the mean when the loop has ended.
+        """
+        if n < 1:
+            raise ValueError(f"n must be at least 1, not {n}")
+        self._boundary()
+        parts = [part for part in split(batch, n)]
+        self._parts = len(parts)
+        try:
+            for self._part, (part, samples) in enumerate(parts):
+                self._part_samples = samples
+                if self._begun and self._connected().is_cut():
+                    break
+                yield part
+                if self._holds_mean:
+                    return
+            if self._begun and not self._holds_mean:
+                self._complete()
+        finally:
+            self._parts, self._part, self._part_samples = 1, 0, 0
+
+    def loader(self, dataset: Any, batch_size: int = 1, **kwargs: Any) -> LedgerLoader:
+        """A data loader whose samples the run hands out: every sample is used once per epoch.
+
+        Further arguments go to :class:`torch.utils.data.DataLoader`, such as ``num_workers`` and
+        ``collate_fn``. ``shuffle=False`` keeps the order of the data.
+        """
+        return LedgerLoader(self, dataset, batch_size, **kwargs)
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The epochs from the run's current one to ``total - 1``. A worker that joins late skips the
+        ones that are over."""
+        while (epoch := self.epoch) < total and not self._ended():
+            yield epoch
+            if self.epoch == epoch and not self._ended():
+                return
+
+    @property
+    def epoch(self) -> int:
+        """The number of epochs of which every sample was used."""
+        return self._worker.epochs() if self._worker is not None else 0
+
+    @property
+    def round(self) -> int:
+        """The round that the next contribution is for."""
+        return self._worker.taken() if self._worker is not None else 0
+
+    @property
+    def number(self) -> int:
+        """This worker's number in the run."""
+        return self._connected().number
+
+    def close(self) -> None:
+        """Leaves the run. Without it the session leaves when the interpreter exits."""
+        worker, self._worker = self._worker, None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if worker is not None:
+            atexit.unregister(self.close)
+            worker.leave()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- Joining the run ------------------------------------------------------------------------------
+
+    def connect(self, samples: int | None, batch: int, ahead: int = 0) -> None:
+        """Joins the run with this data; :meth:`loader` and the first ``backward()`` do it."""
+        if self._worker is not None:
+            raise PacelineError("the session is connected: one loader per session")
+        run = self._run or find_run()
+        offer = self._offer(samples, batch)
+        reply = _native.offer(run.address, run.token, json.dumps(offer))
+        if reply.state_wanted:
+            _native.upload_initial(run.address, run.token, bytes(self._capture(0)))
+        worker = _native.Worker.join(run.address, run.token, run.wish, run.name)
+        self._worker = worker
+        self._flat.remember()
+        atexit.register(self.close)
+        version = worker.version
+        if self._averages and (version > 0 or reply.differs):
+            version = self._take_state(at_least=0)
+        worker.ready(version, samples or 0, ahead)
+
+    def _offer(self, samples: int | None, batch: int) -> dict[str, Any]:
+        settings = dict(self._settings)
+        parts = max(1, min(_RESOLUTION, batch))
+        settings.setdefault("micro-batches", str(parts))
+        settings.setdefault("straggler", "salvage" if parts > 1 else "abort")
+        settings.setdefault("batch", str(batch))
+        settings.setdefault("seed", str(self.seed))
+        if self._epochs is not None:
+            settings.setdefault("epochs", str(self._epochs))
+        update = None
+        if not self._averages:
+            update = describe(self._replica.optimizers)
+        hashes = self._replica.hashes()[: len(self._flat.tensors)]
+        return {
+            "tensors": self._flat.tensors,
+            "hashes": hashes,
+            "optimizers": update,
+            "samples": samples,
+            "batch": batch,
+            "settings": settings,
+        }
+
+    def _capture(self, version: int) -> bytearray:
+        return self._replica.capture(version)
+
+    def _connected(self) -> _native.Worker:
+        if self._worker is None:
+            raise PacelineError("the session is closed, or not connected yet")
+        return self._worker
+
+    def _ended(self) -> bool:
+        return self._worker is None or self._worker.ended() is not None
+
+    # -- The backward pass ----------------------------------------------------------------------------
+
+    def _hook(self, place: int) -> Callable[[Tensor], None]:
+        slot = self._flat.params[place]
+
+        def hook(param: Tensor) -> None:
+            if not self._syncs:
+                return
+            if not self._in_backward:
+                self._begin_backward()
+            worker = self._worker
+            assert worker is not None and param.grad is not None
+            self._written[place] = True
+            finite = worker.write(slot.offset, as_array(param.grad), self._factor())
+            param.grad = None
+            if finite is None:
+                if self._may_raise:
+                    raise _Cut
+            elif not finite:
+                self._not_finite(slot.name)
+
+        return hook
+
+    def _begin_backward(self) -> None:
+        if self._holds_mean and not self._parts > 1:
+            self._check_stepped()
+        if not self._begun:
+            self._begin_contribution()
+        self._in_backward = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+
+    def _check_stepped(self) -> None:
+        if not any(self._replica.stepped) and not self._overflow and self._averages:
+            raise PacelineError(
+                "backward() was called twice without optimizer.step() in between. Call step() after "
+                "each backward(), or accumulate inside session.no_sync() or session.micro_batches()"
+            )
+
+    def _begin_contribution(self) -> None:
+        self._boundary()
+        if self._worker is None:
+            self.connect(None, (self._batch_size or 1) * self.accumulate)
+        if self._work is None:
+            self._work = self._next_work()
+        if self._work is None:
+            raise RunEnded(f"the run is over: {self._connected().ended()}")
+        self._used_samples = 0
+        self._overflow = False
+        self._begun = True
+        self._connected().begin(self._parts)
+
+    def _factor(self) -> float:
+        """From a gradient in ``.grad`` to the part's gradient sum."""
+        scale = self._scaler.get_scale() if self._scaler is not None else 1.0
+        return self._samples() * self._parts / scale
+
+    def _samples(self) -> float:
+        if self._part_samples:
+            return float(self._part_samples)
+        if self._work is not None and self._work[2]:
+            return float(sum(end - start for start, end in self._work[2]))
+        return float((self._batch_size or 1) * self.accumulate)
+
+    def _not_finite(self, name: str) -> None:
+        if self._scaler is not None:
+            self._overflow = True
+            return
+        worker, base = self._connected(), self.round
+        number = worker.number
+        self.close()
+        raise PacelineError(
+            f"the gradient of `{name}` is not finite (worker {number}, round {base}). The other "
+            "workers go on without this one. Lower the learning rate, clip, or use a GradScaler"
+        )
+
+    def _end_backward(self) -> None:
+        """All gradients of a backward pass are there."""
+        self._in_backward = False
+        worker = self._connected()
+        wanted = self._write_rest(worker)
+        if wanted:
+            samples = self._samples()
+            loss = self._loss_sum(samples)
+            wanted = worker.finish(samples, loss, rates(self._replica.optimizers))
+            if wanted:
+                self._used_samples += int(samples)
+        self._written = [False] * len(self._flat.params)
+        if self._parts == 1 or self._part == self._parts - 1:
+            self._complete()
+
+    def _write_rest(self, worker: _native.Worker) -> bool:
+        """Writes what no hook has written: accumulated and absent gradients, statistics, presence."""
+        factor, flat = self._factor(), self._flat
+        for place, slot in enumerate(flat.params):
+            grad = slot.tensor.grad
+            if self._written[place]:
+                continue
+            if grad is None:
+                worker.skip(slot.offset, slot.size)
+                continue
+            self._written[place] = True
+            finite = worker.write(slot.offset, as_array(grad), factor)
+            slot.tensor.grad = None
+            if finite is False:
+                self._not_finite(slot.name)
+        if not flat.has_presence:
+            return not worker.is_cut()
+        weight = self._samples()
+        for slot in flat.buffers:
+            worker.write(slot.offset, as_array(slot.tensor), weight)
+        presence = torch.tensor([*self._written, self._overflow], dtype=torch.float32)
+        if self._overflow:
+            worker.skip(0, flat.presence_at)
+        return worker.write(flat.presence_at, presence.numpy(), weight) is not None
+
+    def _loss_sum(self, samples: float) -> float | None:
+        if self._loss is None or self._loss.numel() != 1:
+            return None
+        scale = self._scaler.get_scale() if self._scaler is not None else 1.0
+        loss = float(self._loss) * self._parts / scale
+        return loss * samples if loss == loss and abs(loss) != float("inf") else None
+
+    def _drop_grads(self) -> None:
+        """Nothing of an unfinished micro-batch stays in ``.grad``."""
+        self._written = [False] * len(self._flat.params)
+        for slot in self._flat.params:
+            slot.tensor.grad = None
+
+    # -- Between the contribution and the step -------------------------------------------------------
+
+    def _complete(self) -> None:
+        """Waits for the round, replays rounds that were missed, and puts the mean into ``.grad``."""
+        worker = self._connected()
+        base = worker.taken()
+        samples = self._samples_of_work()
+        self._begun = False
+        self._work = None
+        if not self._averages:
+            return
+        worker.forget()
+        self._wait_for_version(while_waiting=lambda: self._serve_run(base))
+        missed = self._catch_up(leave=1)
+        scale = self._scaler.get_scale() if self._scaler is not None else 1.0
+        worker.take(self._flat.array)
+        self._flat.statistics()
+        self._overflow = self._flat.overflowed
+        self._flat.grads(scale, overflow=self._overflow)
+        self._flat.remember()
+        self._holds_mean = True
+        self._note(samples, missed)
+
+    def _samples_of_work(self) -> int:
+        if self._work is None or not self._work[2]:
+            return int((self._batch_size or 1) * self.accumulate)
+        return sum(end - start for start, end in self._work[2])
+
+    def _note(self, samples: int, missed: int) -> None:
+        closed = self._connected().closed()
+        if closed is None:
+            return
+        base, used, accepted, weight, cut_after, reason = closed
+        share = min(1.0, self._used_samples / max(samples, 1)) if used else 0.0
+        self.last = Step(base, used, share, accepted, weight, cut_after, reason, missed)
+
+    def _wait_for_version(self, while_waiting: Callable[[], None]) -> None:
+        worker = self._connected()
+        while_waiting()
+        while worker.next_version(_PATIENCE) is None:
+            ended = worker.ended()
+            if ended is not None:
+                raise RunEnded(f"the run is over: {ended}")
+            while_waiting()
+
+    def _serve_run(self, version: int) -> None:
+        """While the round is open: hashes and state of the version that was stepped last."""
+        worker = self._connected()
+        self._hear()
+        if self._hash_every and version % self._hash_every == 0 and version != self._hashed:
+            self._hashed = version
+            worker.send_hashes(version, self._replica.hashes())
+        if self._state_wanted:
+            self._state_wanted = False
+            blob = bytes(self._capture(version))
+            threading.Thread(target=worker.upload_state, args=(version, blob), daemon=True).start()
+
+    _hashed = 0
+
+    def _hear(self) -> None:
+        """Acts on the coordinator's messages."""
+        for kind, value in self._connected().messages():
+            if kind == "send_state":
+                self._state_wanted = True
+            elif kind == "mismatch":
+                version, places = value
+                names = [name for name, _, _ in self._flat.tensors]
+                names += [f"optimizer state of {name}" for name in names]
+                differing = ", ".join(names[place] for place in places[:3])
+                log.warning(
+                    "worker %d has other values than most workers after version %d (%s): it takes "
+                    "the run's state",
+                    self.number,
+                    version,
+                    differing,
+                )
+                self._diverged = True
+            elif kind == "records":
+                self._records.update(value)
+                self._records_answered = True
+            elif kind == "state_ready":
+                self._state_ready = value
+
+    # -- Catching up ------------------------------------------------------------------------------------
+
+    def _catch_up(self, leave: int) -> int:
+        """Replays versions until ``leave`` of them are left to take; returns how many it replayed."""
+        worker = self._connected()
+        replayed = 0
+        while True:
+            waiting = worker.newest() - worker.taken()
+            self._hear()
+            if self._diverged or (waiting > 0 and not worker.is_next_waiting()):
+                self._diverged = False
+                self._take_state(at_least=worker.taken() + 1)
+                self._wait_for_version(self._hear)
+                continue
+            if waiting <= leave:
+                return replayed
+            if not self._replay_one():
+                self._diverged = True
+            replayed += 1
+
+    def _replay_one(self) -> bool:
+        worker = self._connected()
+        version = worker.taken() + 1
+        record = self._record_of(version, worker.newest())
+        worker.take(self._flat.array)
+        if record is None:
+            # Nobody stepped this version: this worker is alone, and its own settings count.
+            self._flat.grads(1.0, overflow=False)
+            for optimizer in self._replica.optimizers:
+                optimizer.step()
+            return True
+        return self._replica.replay(record)
+
+    _records: dict[int, Any] = {}
+    _records_answered = False
+    _state_ready: int | None = None
+
+    def _record_of(self, version: int, newest: int) -> Any | None:
+        if version not in self._records:
+            self._records = {}
+            self._records_answered = False
+            self._connected().want_records(version, max(version, newest - 1))
+            self._wait_for_message(lambda: self._records_answered)
+        text = self._records.pop(version, None)
+        return json.loads(text) if text is not None else None
+
+    def _wait_for_message(self, arrived: Callable[[], bool]) -> None:
+        worker = self._connected()
+        while not arrived():
+            worker.wait_for_message(_PATIENCE)
+            self._hear()
+            ended = worker.ended()
+            if ended is not None and not arrived():
+                raise RunEnded(f"the run is over: {ended}")
+
+    def _take_state(self, at_least: int) -> int:
+        """Takes the run's state from another worker, by way of the server; returns its version."""
+        worker = self._connected()
+        self._state_ready = None
+        worker.want_state(at_least)
+        self._wait_for_message(lambda: self._state_ready is not None)
+        version = self._replica.restore(worker.download_state())
+        worker.restored(version)
+        return version
+
+    # -- Around the step --------------------------------------------------------------------------------
+
+    def _boundary(self) -> None:
+        """The step on the last mean is over: its record goes to workers that will miss it."""
+        if not self._averages or not self._holds_mean or self._worker is None:
+            return
+        self._check_stepped()
+        self._holds_mean = False
+        version = self._worker.taken()
+        self._worker.stepped(version, self._replica.record(version))
+
+    def _scale_rates(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._lr_scaling is None or self._replica.replaying or self.last is None:
+            return
+        reference = self._connected().reference_weight
+        factor = _native.lr_factor(self._lr_scaling, self.last.weight, reference)
+        for group in optimizer.param_groups:
+            self._unscaled.append((group, group["lr"]))
+            group["lr"] = group["lr"] * factor
+
+    def _unscale_rates(self, *_: Any) -> None:
+        for group, rate in self._unscaled:
+            group["lr"] = rate
+        self._unscaled.clear()
+
+    def _next_work(self) -> tuple[int, int, list[tuple[int, int]]] | None:
+        """The next work: version, epoch, positions. ``None`` when the run is over."""
+        worker = self._connected()
+        while True:
+            turn = worker.next(_PATIENCE)
+            if turn == "loaded":
+                if self._averages:
+                    self._catch_up(leave=0)
+                else:
+                    self._load_parameters()
+            elif turn is not None:
+                return turn
+            elif worker.ended() is not None:
+                return None
+            if self._averages:
+                self._serve_run(worker.taken())
+
+    def _step_on_server(self, closure: Any = None) -> None:
+        """``optimizer.step()`` where the optimizer runs on the shards: loads the new parameters."""
+        if closure is not None:
+            raise PacelineError('step(closure) is not supported in mode "server"')
+        if self._begun:
+            raise PacelineError("optimizer.step() came before the last backward() of the step")
+        samples = self._samples_of_work()
+        self._wait_for_version(while_waiting=lambda: None)
+        self._load_parameters()
+        self._note(samples, 0)
+        for optimizer in self._replica.optimizers:
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    def _load_parameters(self) -> None:
+        self._connected().take(self._flat.array)
+        with torch.no_grad():
+            for slot in self._flat.params:
+                slot.tensor.copy_(self._flat.values[slot.range].view(slot.tensor.shape))
+
+
+def init(
+    model: nn.Module | Iterable[nn.Module] | Mapping[str, nn.Module],
+    optimizer: Optimizer | Iterable[Optimizer],
+    scheduler: Any | Iterable[Any] | None = None,
+    scaler: Any | None = None,
+    *,
+    mode: str = "mean",
+    policy: str | None = None,
+    straggler: str | None = None,
+    lr_scaling: str | None = None,
+    batch_size: int | None = None,
+    accumulate: int = 1,
+    epochs: int | None = None,
+    seed: int = 0,
+    hash_every: int = 50,
+    server: str | None = None,
+    **settings: object,
+) -> Session:
+    """Prepares a model and its optimizer for training together with other workers.
+
+    Args:
+        model: The model, or several: a list or a dict of models that train together.
+        optimizer: Its optimizer, or several.
+        scheduler: The learning-rate schedulers. A worker that missed rounds catches up with them.
+        scaler: The ``GradScaler``, if there is one.
+        mode: ``"mean"``: ``.grad`` becomes the mean over the workers that made the cut, and every
+            worker steps its own optimizer. ``"server"``: the optimizer runs on the shards, and
+            workers hold no optimizer state.
+        policy: When a round stops waiting, such as ``"auto"`` (the default) or ``"full"``.
+        straggler: What a straggler does at the cut: ``"salvage"`` (the default) or ``"abort"``.
+        lr_scaling: How the learning rate follows the samples behind an update: ``"linear"``,
+            ``"sqrt"`` or ``"adascale"``. By default it is yours alone.
+        batch_size: Samples behind each ``backward()`` of a loop over its own data.
+        accumulate: Batches of the loader per contribution, for gradient accumulation.
+        epochs: Epochs after which the run is over.
+        seed: Seed of the order of samples.
+        hash_every: Rounds between two comparisons of the replicas; 0 for none.
+        server: Address of the server; by default ``PACELINE_SERVER``, or a server of its own.
+        settings: Further settings of the run, by their names in a config file (``quorum=2``).
+
+    Returns:
+        The session.
+    """
+    if mode not in ("mean", "server"):
+        raise ValueError(f'mode must be "mean" or "server", not {mode!r}')
+    if accumulate < 1:
+        raise ValueError(f"accumulate must be at least 1, not {accumulate}")
+    models = _models(model)
+    named: dict[str, object] = {"policy": policy, "straggler": straggler, **settings}
+    texts = {k.replace("_", "-"): str(v) for k, v in named.items() if v is not None}
+    if mode == "server" and lr_scaling is not None:
+        texts["lr-scaling"] = lr_scaling
+    return Session(
+        models,
+        _listed(optimizer, Optimizer),
+        _listed(scheduler, None),
+        scaler,
+        mode=mode,
+        batch_size=batch_size,
+        accumulate=accumulate,
+        seed=seed,
+        epochs=epochs,
+        hash_every=hash_every,
+        lr_scaling=lr_scaling if mode == "mean" else None,
+        run=Run.at(server) if server else None,
+        settings=texts,
+    )
+
+
+def _models(model: Any) -> dict[str, nn.Module]:
+    if isinstance(model, nn.Module):
+        return {"": model}
+    if isinstance(model, Mapping):
+        return dict(model)
+    return {str(place): each for place, each in enumerate(model)}
+
+
+def _listed(value: Any, kind: type | None) -> list[Any]:
+    if value is None:
+        return []
+    if isinstance(value, list | tuple):
+        return list(value)
+    if kind is None or isinstance(value, kind):
+        return [value]
+    raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
