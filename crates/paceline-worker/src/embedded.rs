@@ -295,9 +295,8 @@ impl Embedded {
     /// Leaves the run. Returns the worker's counts of rounds.
     pub fn leave(&self) -> Result<Tally, WorkerError> {
         *lock(&self.ready) = None;
-        // The coordinator learns it before the worker's loop gives up its task.
-        let _ = self.control.sender.send(FromWorker::Bye);
-        self.control.mailbox.leave();
+        let sender = &self.control.sender;
+        self.control.mailbox.leave(|| drop(sender.send(FromWorker::Bye)));
         let thread = lock(&self.thread).take();
         match thread {
             Some(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),

@@ -144,9 +144,13 @@ impl Mailbox {
         }
     }
 
-    /// Ends the worker's loop, as the end of the run does.
-    pub(crate) fn leave(&self) {
-        self.lock().stop.get_or_insert(Ok("the worker left".to_owned()));
+    /// Ends the worker's loop, as the end of the run does. `say_so` comes before anything that the loop says
+    /// when it ends.
+    pub(crate) fn leave(&self, say_so: impl FnOnce()) {
+        let mut state = self.lock();
+        state.stop.get_or_insert(Ok("the worker left".to_owned()));
+        say_so();
+        drop(state);
         self.cut.notify_one();
         self.changed.notify_all();
         self.answered.notify_one();
