@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
     fs,
     process::Command,
 };
@@ -27,22 +28,22 @@ struct RunSummary {
     cost_bias: Option<f64>,
 }
 
-/// Trains with `paceline train` and reads the run's event log.
+/// Trains with `program train` and reads the run's event log.
 pub(crate) fn run(
+    program: &[OsString],
     args: &CompareArgs,
     trial: &Trial,
     contender: &Contender,
     nominal: Span,
     samples: u32,
 ) -> Result<TrialOutcome> {
-    let exe = std::env::current_exe().context("failed to find this program")?;
     let runs = args.out.join("live");
     let name = format!("run-{:016x}", fnv1a(serde_json::to_string(trial)?.as_bytes()));
     // An interrupted run may have left its folder.
     let _ = fs::remove_dir_all(runs.join(&name));
     let rounds = trial.workers * args.batch * args.evaluations;
-    let mut command = Command::new(exe);
-    command.args(["train", "--tied", "--json", "--run-dir"]).arg(&runs);
+    let mut command = Command::new(&program[0]);
+    command.args(&program[1..]).args(["train", "--tied", "--json", "--run-dir"]).arg(&runs);
     // Settings from the environment are not part of the key under which the result is stored.
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("PACELINE_") && name != LOG) {

@@ -1,6 +1,6 @@
 //! A comparison from its flags to its results.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use anyhow::Result;
 use paceline_core::Straggler;
@@ -23,8 +23,13 @@ use crate::{
 /// Scenarios compared by default.
 const SCENARIOS: [&str; 2] = ["none", "stalls:3"];
 
-/// Compares policies as the flags say. Flags that cannot be used are a [`Usage`] error.
-pub fn compare(mut args: CompareArgs, stage: &OnStage) -> Result<ComparisonResults> {
+/// Compares policies as the flags say. `program` is the command that starts `paceline`, for live runs.
+/// Flags that cannot be used are a [`Usage`] error.
+pub fn compare(
+    mut args: CompareArgs,
+    program: &[OsString],
+    stage: &OnStage,
+) -> Result<ComparisonResults> {
     args.check().map_err(Usage)?;
     if args.scenario.is_empty() {
         args.scenario = SCENARIOS.map(|text| text.parse().expect("a scenario")).to_vec();
@@ -38,7 +43,7 @@ pub fn compare(mut args: CompareArgs, stage: &OnStage) -> Result<ComparisonResul
     let workload = Workload::load(args.model, &args.data, 1)?.costing(args.costs.as_ref(), 1)?;
     let workload = if args.homes { workload.by_label() } else { workload };
     let store = ResultStore::open(&args.out, &inputs(&args))?;
-    let cases = Comparison::new(&args, &workload, &Model::prior(), &store, stage)
+    let cases = Comparison::new(&args, program, &workload, &Model::prior(), &store, stage)
         .run(&scenarios, &policies)?;
     let rows = summary::rows(&cases);
     let notes = notes(&args, &scenarios, &rows);

@@ -1,8 +1,11 @@
 //! Runs a comparison: first chooses learning rates, then runs every seed.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    ffi::OsString,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use anyhow::Result;
@@ -71,6 +74,8 @@ pub(crate) struct ComparisonCase {
 /// A comparison with everything that its runs share.
 pub(crate) struct Comparison<'a> {
     pub(crate) args: &'a CompareArgs,
+    /// The command that starts `paceline`.
+    program: &'a [OsString],
     pub(crate) workload: &'a Workload,
     pub(crate) model: &'a Arc<Model>,
     pub(crate) store: &'a ResultStore,
@@ -82,12 +87,22 @@ pub(crate) struct Comparison<'a> {
 impl<'a> Comparison<'a> {
     pub(crate) fn new(
         args: &'a CompareArgs,
+        program: &'a [OsString],
         workload: &'a Workload,
         model: &'a Arc<Model>,
         store: &'a ResultStore,
         stage: &'a OnStage<'a>,
     ) -> Comparison<'a> {
-        Comparison { args, workload, model, store, stage, begun: AtomicUsize::new(0), all: 0 }
+        Comparison {
+            args,
+            program,
+            workload,
+            model,
+            store,
+            stage,
+            begun: AtomicUsize::new(0),
+            all: 0,
+        }
     }
 
     /// Runs every contender under every scenario.
@@ -199,9 +214,11 @@ impl<'a> Comparison<'a> {
         let outcome = match self.store.find(&trial)? {
             Some(known) => known,
             None => {
-                let (args, workload) = (self.args, self.workload);
+                let (args, program, workload) = (self.args, self.program, self.workload);
                 let outcome = match args.live {
-                    Some(nominal) => live::run(args, &trial, contender, nominal, workload.samples)?,
+                    Some(nominal) => {
+                        live::run(program, args, &trial, contender, nominal, workload.samples)?
+                    }
                     None => {
                         run_virtually(args, &trial, contender, conditions, workload, self.model)?
                     }

@@ -1,9 +1,9 @@
 //! The network between one worker and the server, made worse on purpose.
 
 use std::{
+    ffi::OsString,
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    path,
 };
 
 use thiserror::Error;
@@ -36,9 +36,9 @@ pub enum NetworkError {
 
 impl WorkerNetwork {
     /// Sets up the network that `faults` ask for between `worker` and the server at `server`. A process
-    /// that runs `exe` keeps the link. Losses depend on `seed`.
+    /// started with the command `program` keeps the link. Losses depend on `seed`.
     pub fn start(
-        exe: &path::Path,
+        program: &[OsString],
         worker: u32,
         faults: &ProcessFaults,
         server: SocketAddr,
@@ -48,7 +48,7 @@ impl WorkerNetwork {
         let (mut at, mut only) = (IpAddr::V4(Ipv4Addr::LOCALHOST), None);
         if let Some(rate) = faults.rate {
             let owner = std::process::id();
-            let link = ShapedLink::start(exe, LinkSpec { owner, worker, rate })?;
+            let link = ShapedLink::start(program, LinkSpec { owner, worker, rate })?;
             (at, only) = (link.here, Some(link.there));
             network.link = Some(link);
         }

@@ -5,10 +5,10 @@
 //! on our end of the link, for the other end alone.
 
 use std::{
+    ffi::OsString,
     io::{self, BufRead, BufReader, Read, Write},
     net::{IpAddr, Ipv4Addr},
     os::unix::process::CommandExt,
-    path::Path,
     process::{Child, Command, Stdio},
 };
 
@@ -71,12 +71,13 @@ pub(crate) struct ShapedLink {
 }
 
 impl ShapedLink {
-    /// Starts a process that sets up the link and keeps it: `exe link`.
-    pub(crate) fn start(exe: &Path, spec: LinkSpec) -> Result<Self, LinkError> {
+    /// Starts a process that sets up the link and keeps it: `program link`.
+    pub(crate) fn start(program: &[OsString], spec: LinkSpec) -> Result<Self, LinkError> {
         let LinkSpec { owner, worker, rate } = spec;
-        let mut keeper = Command::new(exe)
+        let mut keeper = Command::new(&program[0])
             // Ctrl-C is for this process: the keeper sees that it is gone, and takes the link away.
             .process_group(0)
+            .args(&program[1..])
             .args(["link", "--owner", &owner.to_string(), "--worker", &worker.to_string()])
             .args(["--rate", &rate.to_string()])
             .stdin(Stdio::piped())

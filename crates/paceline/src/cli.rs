@@ -1,6 +1,11 @@
 //! Commands and flags.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    ffi::OsString,
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
@@ -173,8 +178,25 @@ struct LinkArgs {
     rate: Rate,
 }
 
-/// Runs the command line.
+/// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    match std::env::current_exe() {
+        Ok(exe) => run(std::env::args_os().skip(1), &[exe.into_os_string()]),
+        Err(error) => {
+            eprintln!("error: failed to find this program: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the command line with these arguments, which do not include the program's name. `program` is
+/// the command that starts it again, for the processes of a run: an executable and its first
+/// arguments.
+///
+/// # Panics
+/// If `program` is empty.
+pub fn run(arguments: impl IntoIterator<Item = OsString>, program: &[OsString]) -> ExitCode {
+    assert!(!program.is_empty(), "a program has a name");
     tracing_subscriber::fmt()
         .with_env_filter(
             EnvFilter::try_from_env("PACELINE_LOG").unwrap_or_else(|_| EnvFilter::new("warn")),
@@ -182,7 +204,8 @@ pub fn main() -> ExitCode {
         .with_writer(|| console::Diagnostics)
         .init();
     descriptors::raise_limit();
-    let code = match run(Cli::parse().command) {
+    let arguments = [OsString::from("paceline")].into_iter().chain(arguments);
+    let code = match execute(Cli::parse_from(arguments).command, program) {
         Ok(code) => code,
         Err(error) => {
             console::say(format_args!("error: {}", explain(&error)));
@@ -193,6 +216,8 @@ pub fn main() -> ExitCode {
         }
     };
     console::flush();
+    // In a process that is not a Rust program nobody else does.
+    let _ = io::stdout().flush();
     code
 }
 
@@ -219,14 +244,14 @@ fn explain(error: &anyhow::Error) -> String {
     text
 }
 
-fn run(command: Command) -> Result<ExitCode> {
+fn execute(command: Command, program: &[OsString]) -> Result<ExitCode> {
     match command {
-        Command::Train(args) => train::run(&args),
+        Command::Train(args) => train::run(&args, program),
         Command::Server(args) => server::run(&args),
         Command::Worker(args) => worker::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Analyze(args) => analyze::run(&args),
         Command::Simulate(args) => simulate::run(&args),
-        Command::Compare(args) => compare::run(args),
+        Command::Compare(args) => compare::run(args, program),
         Command::Model(args) => model::run(&args),
         Command::Policies(args) => policies(args.json),
         Command::Hog(args) => {

@@ -1,6 +1,6 @@
 //! `paceline compare`: time to accuracy, policy by policy, on real training.
 
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
 
 use anyhow::Result;
 use paceline_compare::CompareArgs;
@@ -22,10 +22,10 @@ round. Every policy chooses among the same number of learning rates. Results are
 folder (results.jsonl, page.html); an interrupted comparison resumes from them.
 Exit codes: 0 done, 1 a file cannot be read or written, 2 wrong usage.";
 
-pub(crate) fn run(args: CompareArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: CompareArgs, program: &[OsString]) -> Result<ExitCode> {
     let (json, path) = (args.json, args.out.join("page.html"));
     let progress = Progress::new();
-    let results = paceline_compare::compare(args, &|stage| progress.say(stage))?;
+    let results = paceline_compare::compare(args, program, &|stage| progress.say(stage))?;
     drop(progress);
     match json {
         true => results.json()?.iter().for_each(|line| println!("{line}")),

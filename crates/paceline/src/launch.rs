@@ -1,6 +1,7 @@
 //! Worker processes on this machine, and what is around them: started with the run, ended with it.
 
 use std::{
+    ffi::OsString,
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -32,9 +33,14 @@ pub(crate) struct Crew {
 }
 
 impl Crew {
-    /// Starts `config.cluster.workers` workers for the server at `address`.
-    pub(crate) fn start(config: &RunConfig, address: SocketAddr, dir: &RunDir) -> Result<Self> {
-        let exe = std::env::current_exe().context("failed to find this program")?;
+    /// Starts `config.cluster.workers` workers for the server at `address`; `program` is the command that
+    /// starts this program.
+    pub(crate) fn start(
+        program: &[OsString],
+        config: &RunConfig,
+        address: SocketAddr,
+        dir: &RunDir,
+    ) -> Result<Self> {
         let (plan, cores) = (config.fault_plan()?, host::core_numbers()?);
         let (alive, running) = watch::channel(config.cluster.workers as usize);
         let alive = Arc::new(alive);
@@ -51,11 +57,12 @@ impl Crew {
             let faults = plan.process(worker);
             let core = plan.core(worker, &cores)?;
             if let Some(core) = core.filter(|_| faults.hog) {
-                crew.hogs.push(hog(&exe, core)?);
+                crew.hogs.push(hog(program, core)?);
             }
-            let network = WorkerNetwork::start(&exe, worker, &faults, address, config.task.seed)?;
+            let network =
+                WorkerNetwork::start(program, worker, &faults, address, config.task.seed)?;
             let recipe = Recipe {
-                exe: exe.clone(),
+                program: program.to_vec(),
                 entrance: network.entrance(),
                 args: args(config, worker, &network, core, faults.nice),
                 worker,
@@ -126,9 +133,9 @@ fn last_words(path: &Path, before: u64) -> Option<String> {
     text.lines().rev().find(|line| !line.trim().is_empty()).map(str::to_owned)
 }
 
-fn hog(exe: &Path, core: usize) -> Result<Child> {
-    let mut command = host::command(exe);
-    command.args(["hog", "--pin", &core.to_string()]).stdin(Stdio::piped());
+fn hog(program: &[OsString], core: usize) -> Result<Child> {
+    let mut command = host::command(&program[0]);
+    command.args(&program[1..]).args(["hog", "--pin", &core.to_string()]).stdin(Stdio::piped());
     command.spawn().context("failed to start a busy loop")
 }
 

@@ -28,4 +28,4 @@ mod traces;
 mod train;
 mod worker;
 
-pub use cli::main;
+pub use cli::{main, run};

@@ -1,9 +1,9 @@
 //! One worker process: started, disturbed, started again after a preemption, and ended.
 
 use std::{
+    ffi::{OsStr, OsString},
     fs::File,
     os::unix::process::ExitStatusExt,
-    path::PathBuf,
     process::{Child, ExitStatus, Stdio},
     sync::{
         Arc,
@@ -28,7 +28,8 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// How a worker's process is started, each time.
 pub(crate) struct Recipe {
-    pub(crate) exe: PathBuf,
+    /// The command that starts this program.
+    pub(crate) program: Vec<OsString>,
     /// What leads to the program, if it is not started from here.
     pub(crate) entrance: Vec<String>,
     pub(crate) args: Vec<String>,
@@ -45,9 +46,9 @@ impl Recipe {
             Some(preemption) => slowness.killing(self.worker, preemption.round),
             None => slowness,
         };
-        let exe = self.exe.as_os_str();
-        let mut words = self.entrance.iter().map(AsRef::as_ref).chain([exe]);
-        let mut command = host::command(words.next().unwrap_or(exe));
+        let entrance = self.entrance.iter().map(OsStr::new);
+        let mut words = entrance.chain(self.program.iter().map(OsString::as_os_str));
+        let mut command = host::command(words.next().context("a worker has no program")?);
         command
             .args(words)
             .args(&self.args)
@@ -179,7 +180,7 @@ mod tests {
     /// A shell in the place of a worker. What it is told comes after the script, as its arguments.
     fn shell(script: &str, dir: &tempfile::TempDir) -> Recipe {
         Recipe {
-            exe: "sh".into(),
+            program: vec!["sh".into()],
             entrance: Vec::new(),
             args: ["-c", script].map(str::to_owned).to_vec(),
             worker: 2,

@@ -1,6 +1,6 @@
 //! `paceline train`: server and workers on this machine.
 
-use std::{net::TcpListener, process::ExitCode};
+use std::{ffi::OsString, net::TcpListener, process::ExitCode};
 
 use anyhow::{Context, Result};
 
@@ -25,7 +25,7 @@ Examples:
 
 Exit codes: 0 done, 1 failed or diverged, 2 wrong usage, 3 quorum lost, 130 interrupted.";
 
-pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &TrainArgs, program: &[OsString]) -> Result<ExitCode> {
     if args.tied {
         host::end_with_parent()?;
     }
@@ -33,5 +33,5 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     let session = Session::prepare(args, others)?;
     let listener = TcpListener::bind("127.0.0.1:0").context("failed to listen on loopback")?;
     let address = listener.local_addr()?;
-    session.run(listener, |config, dir| Crew::start(config, address, dir).map(Some))
+    session.run(listener, |config, dir| Crew::start(program, config, address, dir).map(Some))
 }
