@@ -86,7 +86,7 @@ fn main() {
     });
 
     let update = Update { step: 1, lr: 1e-3, scale: 0.1 };
-    for (text, streams) in [("mean", 3), ("sgd", 3), ("momentum", 5), ("adamw", 7)] {
+    for (text, streams) in [("mean", 3), ("sgd", 3), ("momentum", 5), ("adam", 7), ("adamw", 7)] {
         let optimizer: OptimizerSpec = text.parse().expect("a known optimizer");
         let blocks = sources[0].chunks(DEFAULT_BLOCK_ELEMS);
         let mut blocks: Vec<_> =

@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn shared_or_not_an_update_gives_the_same_bits() {
-        for optimizer in ["sgd", "momentum", "momentum:0.5,nesterov", "adamw", "mean"] {
+        for optimizer in ["sgd", "momentum", "momentum:0.5,nesterov", "adam", "adamw", "mean"] {
             let optimizer: OptimizerSpec = optimizer.parse().unwrap();
             for len in [1, STEP - 1, STEP, 3 * STEP + 7] {
                 let alone = trained(&optimizer, len, |_| vec![]);

@@ -39,39 +39,43 @@ impl Momentum {
     }
 }
 
-/// The coefficients of one AdamW update, worked out in double precision once per call.
-pub(crate) struct AdamW {
+/// The coefficients of one update of Adam or AdamW, worked out in double precision once per call.
+pub(crate) struct Adam {
     scale: f32,
     beta1: f32,
     one_minus_beta1: f32,
     beta2: f32,
     one_minus_beta2: f32,
     eps: f32,
+    weight_decay: f32,
+    /// The share of each value that decoupled decay keeps.
     keep: f32,
     step_size: f32,
     root_correction: f32,
 }
 
-impl AdamW {
+impl Adam {
     pub(crate) fn new(update: Update, beta1: f32, beta2: f32, eps: f32, weight_decay: f32) -> Self {
         let lr = f64::from(update.lr);
         let step = update.step.max(1);
         let correction1 = 1.0 - power(f64::from(beta1), step);
         let correction2 = 1.0 - power(f64::from(beta2), step);
-        AdamW {
+        Adam {
             scale: update.scale,
             beta1,
             one_minus_beta1: (1.0 - f64::from(beta1)) as f32,
             beta2,
             one_minus_beta2: (1.0 - f64::from(beta2)) as f32,
             eps,
+            weight_decay,
             keep: (1.0 - lr * f64::from(weight_decay)) as f32,
             step_size: (lr / correction1) as f32,
             root_correction: (1.0 / correction2.sqrt()) as f32,
         }
     }
 
-    pub(crate) fn apply(
+    /// Decay is decoupled from the gradient, or added to it.
+    pub(crate) fn apply<const DECOUPLED: bool>(
         &self,
         grad_sum: &[f32],
         values: &mut [f32],
@@ -79,11 +83,14 @@ impl AdamW {
         square: &mut [f32],
     ) {
         for (((x, m), v), sum) in values.iter_mut().zip(mean).zip(square).zip(grad_sum) {
-            let grad = sum * self.scale;
+            let (grad, kept) = match DECOUPLED {
+                true => (sum * self.scale, *x * self.keep),
+                false => (sum * self.scale + self.weight_decay * *x, *x),
+            };
             *m = self.beta1 * *m + self.one_minus_beta1 * grad;
             *v = self.beta2 * *v + self.one_minus_beta2 * grad * grad;
             let denominator = v.sqrt() * self.root_correction + self.eps;
-            *x = *x * self.keep - self.step_size * *m / denominator;
+            *x = kept - self.step_size * *m / denominator;
         }
     }
 }
@@ -129,14 +136,18 @@ mod tests {
                     *u = momentum * *u + grad;
                     self.x -= lr * if nesterov { grad + momentum * *u } else { *u };
                 }
-                OptimizerSpec::AdamW { beta1, beta2, eps, weight_decay } => {
+                OptimizerSpec::Adam { beta1, beta2, eps, weight_decay }
+                | OptimizerSpec::AdamW { beta1, beta2, eps, weight_decay } => {
+                    let decay = f64::from(weight_decay) * self.x;
+                    let decoupled = matches!(spec, OptimizerSpec::AdamW { .. });
+                    let grad = if decoupled { grad } else { grad + decay };
                     let (beta1, beta2) = (f64::from(beta1), f64::from(beta2));
                     let steps = update.step as i32;
                     *u = beta1 * *u + (1.0 - beta1) * grad;
                     *v = beta2 * *v + (1.0 - beta2) * grad * grad;
                     let mean = *u / (1.0 - beta1.powi(steps));
                     let square = *v / (1.0 - beta2.powi(steps));
-                    self.x -= lr * f64::from(weight_decay) * self.x;
+                    self.x -= if decoupled { lr * decay } else { 0.0 };
                     self.x -= lr * mean / (square.sqrt() + f64::from(eps));
                 }
                 OptimizerSpec::Mean => self.x = grad,
@@ -151,6 +162,8 @@ mod tests {
             "momentum",
             "momentum:0.5,weight_decay=0.1",
             "momentum:0.8,nesterov,weight_decay=0.01",
+            "adam",
+            "adam:beta1=0.5,beta2=0.9,eps=1e-3,weight_decay=0.5",
             "adamw",
             "adamw:beta1=0.5,beta2=0.9,eps=1e-3,weight_decay=0.5",
             "mean",

@@ -10,10 +10,14 @@ use crate::text::{number, serde_as_text};
 
 /// The rule by which a block's values follow its gradients.
 ///
-/// As text: `sgd`, `momentum`, `momentum:0.95`, `adamw` or `mean`, with options after a colon and
-/// separated by commas: `sgd:weight_decay=1e-4`, `momentum:0.95,nesterov,weight_decay=1e-4`,
+/// As text: `sgd`, `momentum`, `momentum:0.95`, `adam`, `adamw` or `mean`, with options after a
+/// colon and separated by commas: `sgd:weight_decay=1e-4`,
+/// `momentum:0.95,nesterov,weight_decay=1e-4`, `adam:beta2=0.95`,
 /// `adamw:beta1=0.9,beta2=0.95,eps=1e-8,weight_decay=0.1`. `Display` writes every value, so that a
 /// stored text keeps its meaning when a default changes.
+///
+/// The rules are those of `torch.optim` (`SGD` without dampening, `Adam` without `amsgrad`,
+/// `AdamW`), to rounding.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OptimizerSpec {
     /// `x -= lr * (g + weight_decay * x)`.
@@ -27,6 +31,17 @@ pub enum OptimizerSpec {
         momentum: f32,
         /// Looks ahead: `x -= lr * (g + weight_decay * x + momentum * u)`.
         nesterov: bool,
+        /// The share of each value added to its gradient, at least 0.
+        weight_decay: f32,
+    },
+    /// Adam (Kingma and Ba 2015) with L2 decay: the gradient is `g + weight_decay * x`.
+    Adam {
+        /// How much of the mean gradient is kept, in `0..1`.
+        beta1: f32,
+        /// How much of the mean squared gradient is kept, in `0..1`.
+        beta2: f32,
+        /// Added to the denominator, above 0.
+        eps: f32,
         /// The share of each value added to its gradient, at least 0.
         weight_decay: f32,
     },
@@ -53,6 +68,10 @@ impl OptimizerSpec {
     pub const MOMENTUM: Self =
         OptimizerSpec::Momentum { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
 
+    /// Adam with 0.9, 0.999, 1e-8 and no decay.
+    pub const ADAM: Self =
+        OptimizerSpec::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
+
     /// AdamW with 0.9, 0.999, 1e-8 and a decay of 0.01.
     pub const ADAMW: Self =
         OptimizerSpec::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
@@ -63,7 +82,7 @@ impl OptimizerSpec {
         match self {
             OptimizerSpec::Sgd { .. } | OptimizerSpec::Mean => &[],
             OptimizerSpec::Momentum { .. } => &["momentum"],
-            OptimizerSpec::AdamW { .. } => &["adam_m", "adam_v"],
+            OptimizerSpec::Adam { .. } | OptimizerSpec::AdamW { .. } => &["adam_m", "adam_v"],
         }
     }
 
@@ -97,9 +116,13 @@ impl OptimizerSpec {
                     coefficients.apply::<false>(update, grad_sum, values, velocity);
                 }
             }
+            (OptimizerSpec::Adam { beta1, beta2, eps, weight_decay }, [mean, square]) => {
+                kernel::Adam::new(update, beta1, beta2, eps, weight_decay)
+                    .apply::<false>(grad_sum, values, mean, square);
+            }
             (OptimizerSpec::AdamW { beta1, beta2, eps, weight_decay }, [mean, square]) => {
-                kernel::AdamW::new(update, beta1, beta2, eps, weight_decay)
-                    .apply(grad_sum, values, mean, square);
+                kernel::Adam::new(update, beta1, beta2, eps, weight_decay)
+                    .apply::<true>(grad_sum, values, mean, square);
             }
             (OptimizerSpec::Mean, []) => kernel::mean(update, grad_sum, values),
             (_, slots) => {
@@ -127,6 +150,7 @@ impl OptimizerSpec {
         match self {
             OptimizerSpec::Sgd { .. } => "sgd",
             OptimizerSpec::Momentum { .. } => "momentum",
+            OptimizerSpec::Adam { .. } => "adam",
             OptimizerSpec::AdamW { .. } => "adamw",
             OptimizerSpec::Mean => "mean",
         }
@@ -143,7 +167,8 @@ impl OptimizerSpec {
             OptimizerSpec::Momentum { momentum, weight_decay, .. } => {
                 vec![("momentum", momentum), ("weight_decay", weight_decay)]
             }
-            OptimizerSpec::AdamW { beta1, beta2, eps, weight_decay } => vec![
+            OptimizerSpec::Adam { beta1, beta2, eps, weight_decay }
+            | OptimizerSpec::AdamW { beta1, beta2, eps, weight_decay } => vec![
                 ("beta1", beta1),
                 ("beta2", beta2),
                 ("eps", eps),
@@ -194,6 +219,7 @@ impl FromStr for OptimizerSpec {
         let mut spec = match name.unwrap_or(text) {
             "sgd" => OptimizerSpec::SGD,
             "momentum" => OptimizerSpec::MOMENTUM,
+            "adam" => OptimizerSpec::ADAM,
             "adamw" => OptimizerSpec::ADAMW,
             "mean" => OptimizerSpec::Mean,
             name => return Err(OptimizerError::Unknown { name: name.to_owned() }),
@@ -236,7 +262,7 @@ serde_as_text!(OptimizerSpec);
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum OptimizerError {
     /// The optimizer is unknown.
-    #[error("unknown optimizer `{name}`: expected sgd, momentum, adamw or mean")]
+    #[error("unknown optimizer `{name}`: expected sgd, momentum, adam, adamw or mean")]
     Unknown {
         /// The name given.
         name: String,
@@ -284,7 +310,7 @@ mod tests {
 
     #[test]
     fn texts_read_as_stated() {
-        use OptimizerSpec::{AdamW, Mean, Momentum, Sgd};
+        use OptimizerSpec::{Adam, AdamW, Mean, Momentum, Sgd};
         check("sgd", OptimizerSpec::SGD, "sgd");
         check("sgd:weight_decay=1e-4", Sgd { weight_decay: 1e-4 }, "sgd:weight_decay=0.0001");
         check("momentum", OptimizerSpec::MOMENTUM, "momentum:0.9");
@@ -295,6 +321,12 @@ mod tests {
             "momentum:nesterov,weight_decay=5e-4",
             Momentum { momentum: 0.9, nesterov: true, weight_decay: 5e-4 },
             "momentum:0.9,weight_decay=0.0005,nesterov",
+        );
+        check("adam", OptimizerSpec::ADAM, "adam:beta1=0.9,beta2=0.999,eps=1e-8");
+        check(
+            "adam:beta1=0.8,weight_decay=1e-3",
+            Adam { beta1: 0.8, beta2: 0.999, eps: 1e-8, weight_decay: 1e-3 },
+            "adam:beta1=0.8,beta2=0.999,eps=1e-8,weight_decay=0.001",
         );
         check(
             "adamw",
@@ -316,8 +348,12 @@ mod tests {
 
     #[test]
     fn errors_say_what_is_wrong() {
-        check_refused("", "unknown optimizer ``: expected sgd, momentum, adamw or mean");
-        check_refused("adam", "unknown optimizer `adam`: expected sgd, momentum, adamw or mean");
+        check_refused("", "unknown optimizer ``: expected sgd, momentum, adam, adamw or mean");
+        check_refused(
+            "adagrad",
+            "unknown optimizer `adagrad`: expected sgd, momentum, adam, adamw or mean",
+        );
+        check_refused("adam:amsgrad", "adam has no option `amsgrad`");
         check_refused("sgd:0.9", "sgd has no option `0.9`");
         check_refused("mean:", "mean has no option ``");
         check_refused("sgd:nesterov", "sgd has no option `nesterov`");
@@ -343,12 +379,10 @@ mod tests {
                     weight_decay
                 }
             ),
-            (share.clone(), share, f32::MIN_POSITIVE..1.0, decay).prop_map(
-                |(beta1, beta2, eps, weight_decay)| OptimizerSpec::AdamW {
-                    beta1,
-                    beta2,
-                    eps,
-                    weight_decay
+            (share.clone(), share, f32::MIN_POSITIVE..1.0, decay, any::<bool>()).prop_map(
+                |(beta1, beta2, eps, weight_decay, decoupled)| match decoupled {
+                    true => OptimizerSpec::AdamW { beta1, beta2, eps, weight_decay },
+                    false => OptimizerSpec::Adam { beta1, beta2, eps, weight_decay },
                 }
             ),
             Just(OptimizerSpec::Mean),
@@ -364,7 +398,7 @@ mod tests {
         }
 
         #[test]
-        fn parsing_never_panics(text in "(sgd|momentum|adamw|nesterov|eps|[-+:=,.0-9a-z])*") {
+        fn parsing_never_panics(text in "(sgd|momentum|adam|adamw|nesterov|eps|[-+:=,.0-9a-z])*") {
             let _ = text.parse::<OptimizerSpec>();
         }
     }

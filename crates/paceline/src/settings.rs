@@ -176,7 +176,7 @@ pub(crate) struct RoundSettings {
 #[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub(crate) struct UpdateSettings {
-    /// sgd, momentum, adamw or mean, with options: momentum:0.95,nesterov
+    /// sgd, momentum, adam, adamw or mean, with options: momentum:0.95,nesterov
     #[arg(long, env = "PACELINE_OPTIMIZER", default_value = "momentum:0.9")]
     pub(crate) optimizer: OptimizerSpec,
     /// Learning rate at the reference weight
