@@ -1,8 +1,8 @@
 //! Carrying out the coordinator's decisions: one loop for the server and the simulators.
 
 use crate::{
-    BlockClose, Blocks, ContributionId, Coordinator, Event, EventKind, Round, RunTime, ShardId,
-    Time, Version, Work, WorkerId,
+    BlockClose, Blocks, ContributionId, Coordinator, Event, EventKind, Portion, Round, RunTime,
+    ShardId, Time, Version, Work, WorkerId,
 };
 
 /// A contribution that counts, as a driver must act on it.
@@ -49,6 +49,10 @@ pub trait Driver {
 
     /// Workers are to compute gradients from `base`.
     fn give(&mut self, base: Version, work: &[Work]);
+
+    /// The leases of a worker have changed to these ([`Coordinator::lease_ahead`]). The work that has become
+    /// of a lease was given before.
+    fn leases(&mut self, _worker: WorkerId, _leases: Vec<Portion>) {}
 
     /// A contribution counts: the shards that hold its blocks may fold it.
     fn accept(&mut self, accepted: &Accepted<'_>);
@@ -117,6 +121,9 @@ pub fn act(driver: &mut impl Driver) -> bool {
     }
     for (worker, id) in driver.coordinator().take_discards() {
         driver.discard(worker, id);
+    }
+    for (worker, leases) in driver.coordinator().take_leases() {
+        driver.leases(worker, leases);
     }
     acted
 }

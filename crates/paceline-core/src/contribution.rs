@@ -77,11 +77,7 @@ impl Handout {
     }
 
     pub(crate) fn portion(&self) -> Portion {
-        let mut portion = Portion::new(self.ranges[0].range);
-        for held in &self.ranges[1..] {
-            portion.push(held.range);
-        }
-        portion
+        Portion::of(&self.ranges)
     }
 }
 

@@ -7,8 +7,9 @@ use std::collections::VecDeque;
 
 use crate::{
     Announcement, Blocks, Contribution, ContributionId, Event, EventKind, Handout, LeaveReason,
-    Ledger, LedgerReport, MachineError, NoiseScale, Phase, Policy, Round, RoundConfig,
+    Ledger, LedgerReport, MachineError, NoiseScale, Phase, Policy, Portion, Round, RoundConfig,
     RoundMachine, ShardId, Shards, State, StopReason, Time, Version, WorkerId,
+    leases::Leases,
     pushes::{AwaitedPart, PartialPushes, WaitRule},
 };
 
@@ -21,6 +22,7 @@ const LEAST_SHARE: f64 = 1.0 / 16.0;
 pub struct Coordinator {
     machine: RoundMachine,
     ledger: Ledger,
+    leases: Leases,
     /// Set where contributions may count before they are whole.
     pushes: Option<PartialPushes>,
     /// Samples a worker is given per round.
@@ -54,6 +56,7 @@ impl Coordinator {
             machine: if ledger.data_moves() { machine } else { machine.with_homes() },
             rebalance,
             ledger,
+            leases: Leases::default(),
             pushes: None,
             batch,
             shards,
@@ -98,7 +101,13 @@ impl Coordinator {
 
     /// The ledger's report, checked from scratch.
     pub fn report(&self) -> LedgerReport {
-        self.ledger.report(self.machine.contributions().held())
+        self.ledger.report(self.machine.contributions().held().chain(self.leases.held()))
+    }
+
+    /// Takes the complete list of leases of each worker whose leases have changed. Work that was a lease is
+    /// not in the list any more.
+    pub fn take_leases(&mut self) -> Vec<(WorkerId, Vec<Portion>)> {
+        self.leases.take_changes()
     }
 
     /// Takes the contributions that will not be used although shards may hold parts of them.
@@ -122,6 +131,14 @@ impl Coordinator {
         self.machine.handle_join(worker, name, now)
     }
 
+    /// A worker that has joined holds up to `ahead` leases (256 at most) from now on: portions for its next
+    /// rounds. In each round its first lease becomes its work, whole, and another one is added behind. A lease
+    /// that is not work yet may be given to an idle worker that finds no other samples.
+    pub fn lease_ahead(&mut self, worker: WorkerId, ahead: u32) {
+        self.leases.add(worker, ahead);
+        self.fill_leases();
+    }
+
     /// A worker is gone. Its samples go to other workers.
     pub fn handle_leave(
         &mut self,
@@ -135,6 +152,7 @@ impl Coordinator {
             pushes.forget(worker);
         }
         self.pump();
+        self.leases.remove(worker).for_each(|lease| self.ledger.take_back(lease));
         Ok(())
     }
 
@@ -342,8 +360,13 @@ impl Coordinator {
         }
         self.machine.note_overdue(now);
         for worker in self.machine.wanted() {
-            if let Some(handout) = self.take(worker, 1.0, now) {
+            let handout = self.take(worker, 1.0).or_else(|| {
+                let idle = self.machine.idle();
+                self.take_from_others(worker, &idle, now)
+            });
+            if let Some(handout) = handout {
                 self.machine.enlist(handout, now);
+                self.fill_leases();
             }
         }
         let due = self.pushes.iter().flat_map(PartialPushes::wakes);
@@ -363,8 +386,15 @@ impl Coordinator {
         // Workers that delivered last time come first and so get the returned samples.
         wishes.sort_by_key(|&(worker, _)| !self.ledger.delivers(worker));
         let mut handouts: Vec<Handout> = Vec::new();
+        let mut without: Vec<WorkerId> = Vec::new();
         for (worker, share) in wishes {
-            let handout = self.take(worker, share, now);
+            match self.take(worker, share) {
+                Some(handout) => handouts.push(handout),
+                None => without.push(worker),
+            }
+        }
+        for &worker in &without {
+            let handout = self.take_from_others(worker, &without, now);
             // At most one second worker gets the same samples.
             let twin = handout.as_ref().and_then(|handout| handout.twin);
             let taken = |other: &Handout| twin.is_some() && other.twin == twin;
@@ -374,6 +404,21 @@ impl Coordinator {
         // The staged contributions may be the last ones of an epoch.
         if !handouts.is_empty() || self.machine.has_staged() {
             self.machine.open_on(self.shards.fresh().clone(), handouts, now);
+            self.fill_leases();
+        }
+    }
+
+    /// Leases samples of the ledger to workers that hold fewer leases than they asked for: the shortest queues
+    /// first, and of equal ones those of workers that delivered last time, which so get the returned samples.
+    fn fill_leases(&mut self) {
+        for level in 1..=self.leases.deepest() {
+            let mut workers = self.leases.below(level);
+            workers.sort_by_key(|&worker| !self.ledger.delivers(worker));
+            for worker in workers {
+                if let Some(lease) = self.ledger.lease(worker, self.batch) {
+                    self.leases.push(worker, lease);
+                }
+            }
         }
     }
 
@@ -392,10 +437,33 @@ impl Coordinator {
         typical.into_iter().map(share).collect()
     }
 
-    /// Samples for `worker`: from the ledger or, if it has none left, from an overdue contribution.
-    fn take(&mut self, worker: WorkerId, share: f64, now: Time) -> Option<Handout> {
+    /// Samples for `worker`: its first lease, or from the ledger. Leases are always whole portions, for
+    /// workers whose data loader makes batches of one size.
+    fn take(&mut self, worker: WorkerId, share: f64) -> Option<Handout> {
+        if let Some(lease) = self.leases.pop(worker, |epoch| self.ledger.may_begin(epoch)) {
+            return Some(self.ledger.begin(worker, lease));
+        }
+        let share = if self.leases.has(worker) { 1.0 } else { share };
         let want = (share * f64::from(self.batch)).round().max(1.0) as u32;
-        self.ledger.take(worker, want).or_else(|| self.machine.take_overdue(worker, now))
+        self.ledger.take(worker, want)
+    }
+
+    /// Samples for a `worker` that the ledger has none for: a lease of another worker, or those of an overdue
+    /// contribution. The first leases of workers in `idle` are about to become work.
+    fn take_from_others(
+        &mut self,
+        worker: WorkerId,
+        idle: &[WorkerId],
+        now: Time,
+    ) -> Option<Handout> {
+        if self.ledger.data_moves() {
+            let may_begin = |epoch| self.ledger.may_begin(epoch);
+            let typical = |worker| self.machine.policy().typical(worker);
+            if let Some(lease) = self.leases.revoke(idle, may_begin, typical) {
+                return Some(self.ledger.begin(worker, lease));
+            }
+        }
+        self.machine.take_overdue(worker, now)
     }
 
     /// Enters the machine's decisions into the ledger and passes its events on.

@@ -6,6 +6,9 @@
 //! ones, to another worker if possible. A round waits for a range that was returned `patience` times, so that
 //! slow samples are not starved. That wait has a bound, too (`patience.rs`).
 //!
+//! A worker may hold leases: ranges for later rounds, which it loads early (`leases.rs`). With an epoch barrier
+//! ([`Ledger::with_epoch_barrier`]), only leases reach into the next epoch.
+//!
 //! Where data lives on workers ([`Ledger::with_homes`]), a range goes only to the worker at its home, so a
 //! home whose worker is cut is underrepresented. Patience bounds the loss, and the ledger can weight the
 //! home's contributions up to compensate ([`Ledger::reweighing`]).
@@ -27,7 +30,9 @@ use std::{
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{Handout, HeldRange, WorkerId, contributions::LedgerEntry, homes::Homes};
+use crate::{
+    Handout, HeldRange, WorkerId, contributions::LedgerEntry, homes::Homes, leases::Lease,
+};
 
 /// Positions `start..end` in the order of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -103,6 +108,8 @@ pub struct Ledger {
     /// Epochs that may be handed out; `None` for no limit.
     limit: Option<u32>,
     patience: u32,
+    /// Whether an epoch begins only when the one before is complete.
+    barrier: bool,
     /// Epochs completed, all numbered below `open`'s first.
     complete: u32,
     /// Used ranges of begun epochs that are not complete, merged, by epoch.
@@ -131,7 +138,7 @@ pub struct LedgerState {
     counts: SampleCounts,
 }
 
-/// Placeholder for the worker that held a range when the resumed run stopped.
+/// Placeholder for the worker that returned a range which nobody had begun to compute in this run.
 const NOBODY: WorkerId = WorkerId(u32::MAX);
 
 /// The most ranges in a portion. More small ranges are spread over several workers.
@@ -147,6 +154,7 @@ impl Ledger {
             samples,
             limit,
             patience: Self::PATIENCE,
+            barrier: false,
             complete: 0,
             open: BTreeMap::new(),
             homes: Homes::new(samples, 1, 0),
@@ -159,6 +167,12 @@ impl Ledger {
     /// Returns after which a round waits for a range, instead of [`Self::PATIENCE`].
     pub fn with_patience(self, patience: u32) -> Self {
         Ledger { patience, ..self }
+    }
+
+    /// No sample of an epoch is handed out as work before every sample of the epoch before is used. Samples of
+    /// the next epoch may be leased before that ([`crate::Coordinator::lease_ahead`]).
+    pub fn with_epoch_barrier(self) -> Self {
+        Ledger { barrier: true, ..self }
     }
 
     /// The data lives on workers, in `homes` equal parts: worker `w` has part `w` modulo `homes`
@@ -228,16 +242,36 @@ impl Ledger {
     /// Up to `want` samples for `worker`; `None` when none are left to hand out (others may still
     /// return some). `want` of 0 gets nothing.
     pub fn take(&mut self, worker: WorkerId, want: u32) -> Option<Handout> {
-        let ranges = self.next_ranges(worker, want);
-        if ranges.is_empty() {
-            return None;
-        }
+        let ranges = self.next_ranges(worker, want, false);
+        (!ranges.is_empty()).then(|| self.begin(worker, ranges))
+    }
+
+    /// Up to `want` samples that `worker` may load before a round needs them. They may be of an epoch that
+    /// may not begin yet.
+    pub(crate) fn lease(&mut self, worker: WorkerId, want: u32) -> Option<Lease> {
+        let ranges = self.next_ranges(worker, want, true);
+        (!ranges.is_empty()).then_some(ranges)
+    }
+
+    /// A lease becomes the work of `worker`.
+    pub(crate) fn begin(&self, worker: WorkerId, ranges: Lease) -> Handout {
         // If the worker's last work was not used, the round does not wait for it: another worker gets the
         // samples next.
         let may_wait = self.delivers(worker) || !self.data_moves();
         let waited_for = may_wait && ranges.iter().any(|held| held.returns >= self.patience);
         let worth = self.homes.worth(worker);
-        Some(Handout { worker, ranges, waited_for, worth, twin: None })
+        Handout { worker, ranges, waited_for, worth, twin: None }
+    }
+
+    /// Takes back a lease that did not become work. Its samples were not begun, so handing them out again does
+    /// not count as requeuing.
+    pub(crate) fn take_back(&mut self, lease: Lease) {
+        self.enter(LedgerEntry::Returned { ranges: lease, by: NOBODY });
+    }
+
+    /// Whether samples of `epoch` may be handed out as work.
+    pub(crate) fn may_begin(&self, epoch: u32) -> bool {
+        !self.barrier || epoch <= self.complete
     }
 
     /// Whether any worker may get any sample.
@@ -251,19 +285,27 @@ impl Ledger {
     }
 
     /// Ranges of one epoch with `want` samples in total, or with all that are left.
-    fn next_ranges(&mut self, worker: WorkerId, mut want: u32) -> Vec<HeldRange> {
+    fn next_ranges(&mut self, worker: WorkerId, mut want: u32, ahead: bool) -> Vec<HeldRange> {
         let mut ranges: Vec<HeldRange> = Vec::new();
         while want > 0 && ranges.len() < MOST_RANGES {
             let epoch = ranges.first().map(|held| held.range.epoch);
-            let Some(held) = self.next_range(worker, want, epoch) else { break };
+            let Some(held) = self.next_range(worker, want, epoch, ahead) else { break };
             want -= held.range.len();
             ranges.push(held);
         }
         ranges
     }
 
-    fn next_range(&mut self, worker: WorkerId, want: u32, epoch: Option<u32>) -> Option<HeldRange> {
-        let of_epoch = |of: u32| epoch.is_none_or(|epoch| epoch == of);
+    fn next_range(
+        &mut self,
+        worker: WorkerId,
+        want: u32,
+        epoch: Option<u32>,
+        ahead: bool,
+    ) -> Option<HeldRange> {
+        let of_epoch = |of: u32| {
+            epoch.is_none_or(|epoch| epoch == of) && (ahead || self.may_begin(of))
+        };
         let fresh = self.homes.fresh(worker);
         let fresh_left =
             self.limit.is_none_or(|limit| fresh.epoch < limit) && of_epoch(fresh.epoch);
@@ -272,7 +314,9 @@ impl Ledger {
         // With homes, only this worker can compute the range.
         let only = !self.data_moves();
         let others = self.returned.iter().find(|(key, r)| (only || r.by != worker) && mine(key));
-        let own = || self.returned.iter().find(|(key, _)| !fresh_left && mine(key));
+        // With a barrier, the epoch of a returned range must be completed before fresh ranges of a later one.
+        let goes_first = |epoch: u32| !fresh_left || self.barrier && epoch < fresh.epoch;
+        let own = || self.returned.iter().find(|(key, _)| goes_first(key.0) && mine(key));
         if let Some((&key, &back)) = others.or_else(own) {
             return Some(self.take_returned(key, back, want));
         }

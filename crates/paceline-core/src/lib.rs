@@ -18,6 +18,7 @@ mod grace;
 mod homes;
 mod ids;
 mod intake;
+mod leases;
 mod ledger;
 mod liveness;
 mod noise;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{EpochOrder, SampleRange};
+use crate::{EpochOrder, HeldRange, SampleRange};
 
 /// Ranges of one epoch, in order, none empty. Usually one; more where it takes up returned ranges.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,6 +15,15 @@ impl Portion {
     /// One range.
     pub fn new(range: SampleRange) -> Portion {
         Portion(vec![range])
+    }
+
+    /// The samples of a lease or handout, which has ranges of one epoch.
+    pub(crate) fn of(ranges: &[HeldRange]) -> Portion {
+        let mut portion = Portion::new(ranges[0].range);
+        for held in &ranges[1..] {
+            portion.push(held.range);
+        }
+        portion
     }
 
     /// Adds a range if it belongs to the same epoch. Returns whether it did.

@@ -126,6 +126,12 @@ struct Onlooker {
     left_out: usize,
     superseded: usize,
     crossed: usize,
+    /// The leases that each live worker was told of last.
+    leases: BTreeMap<WorkerId, Vec<Portion>>,
+    /// Leases that a live worker lost to another one.
+    revoked: usize,
+    /// Whether an epoch begins when the one before is complete.
+    barrier: bool,
     cut: BTreeSet<Round>,
     closed: BTreeSet<Round>,
     used: BTreeMap<u32, Vec<bool>>,
@@ -185,8 +191,26 @@ impl Onlooker {
     }
 
     fn give(&mut self, work: &Work) {
+        let may_begin = |portion: &Portion| {
+            let epoch = portion.epoch().expect("a portion has ranges");
+            let is_complete = |e: u32| self.used.get(&e).is_some_and(|e| e.iter().all(|&used| used));
+            !self.barrier || (0..epoch).all(is_complete)
+        };
+        assert!(may_begin(&work.portion), "{} before its epoch", work.portion);
+        if let Some(leases) = self.leases.get_mut(&work.worker)
+            && leases.first().is_some_and(may_begin)
+        {
+            assert_eq!(leases.remove(0), work.portion, "work is the first lease");
+        }
         let (portion, shards) = (work.portion.clone(), self.shards.clone());
         self.given.insert(work.id, Given { portion, shards });
+    }
+
+    /// A worker is told of its leases. Any that it knew and is not told of now is revoked.
+    fn lease(&mut self, worker: WorkerId, leases: Vec<Portion>) {
+        let before = self.leases.insert(worker, leases).unwrap_or_default();
+        let left = &self.leases[&worker];
+        self.revoked += before.iter().filter(|lease| !left.contains(lease)).count();
     }
 
     /// The shards are told to drop what they hold of a contribution.
@@ -265,6 +289,8 @@ struct World {
     now: Time,
     live: BTreeSet<u32>,
     salvage: bool,
+    /// Leases that each worker but the last asks for.
+    ahead: u32,
     /// Nothing more counts of a round that is closed.
     gives_up: bool,
     /// The last two pieces of work each worker was given.
@@ -278,10 +304,15 @@ impl World {
         match *step {
             Step::Join(w) if self.live.insert(w) => {
                 self.coordinator.handle_join(WorkerId(w), "test", self.now).unwrap();
+                if self.ahead > 0 && w + 1 < WORKERS {
+                    self.coordinator.lease_ahead(WorkerId(w), self.ahead);
+                    self.note_leases();
+                }
             }
             Step::Leave(w) if self.live.remove(&w) => {
                 let why = LeaveReason::Disconnected;
                 self.coordinator.handle_leave(WorkerId(w), why, self.now).unwrap();
+                self.onlooker.leases.remove(&WorkerId(w));
                 // Shards drop what is staged of it, and reports of its session are not heard.
                 let hands = self.hands.remove(&w).into_iter().flatten().flatten();
                 hands.for_each(|(id, _)| {
@@ -337,6 +368,7 @@ impl World {
         for (_, id) in self.coordinator.take_discards() {
             self.onlooker.discard(id);
         }
+        self.note_leases();
         assert!(self.coordinator.report().balanced, "after {step:?}");
     }
 
@@ -386,6 +418,13 @@ impl World {
         self.coordinator.handle_staged(worker, id, shard, self.now);
     }
 
+    fn note_leases(&mut self) {
+        for (worker, leases) in self.coordinator.take_leases() {
+            assert!(leases.len() <= self.ahead as usize, "{worker} holds more than it asked for");
+            self.onlooker.lease(worker, leases);
+        }
+    }
+
     fn note_work(&mut self, event: &EventKind) {
         let all = match event {
             EventKind::RoundStarted { work, .. } => work.as_slice(),
@@ -412,6 +451,8 @@ struct Case {
     behind: bool,
     straggler: Straggler,
     fold: bool,
+    ahead: u32,
+    barrier: bool,
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -426,11 +467,12 @@ fn case() -> impl Strategy<Value = Case> {
         prop_oneof![1 => Just(0u64), 1 => 1..300u64],
         prop::bool::weighted(0.3),
         prop::bool::weighted(0.3),
-        straggler,
-        any::<bool>(),
+        (straggler, any::<bool>()),
+        (prop_oneof![1 => Just(0u32), 1 => 1..5u32], any::<bool>()),
     )
         .prop_map(
-            |(steps, epochs, quorum, count, lag, grace, partial, behind, straggler, fold)| {
+            |(steps, epochs, quorum, count, lag, grace, partial, behind, late, leases)| {
+                let ((straggler, fold), (ahead, barrier)) = (late, leases);
                 Case {
                     steps,
                     epochs,
@@ -443,6 +485,8 @@ fn case() -> impl Strategy<Value = Case> {
                     behind,
                     straggler,
                     fold: fold && !partial && !behind && straggler == Straggler::Finish,
+                    ahead,
+                    barrier,
                 }
             },
         )
@@ -463,6 +507,7 @@ fn play(case: &Case) -> World {
     let grace = Duration::from_millis(case.grace);
     let policy = Box::new(Impatient { count, lag, grace });
     let ledger = Ledger::new(SAMPLES, Some(case.epochs));
+    let ledger = if case.barrier { ledger.with_epoch_barrier() } else { ledger };
     let first = || Impatient { count: 1, lag: 0, grace: Duration::ZERO };
     let shards = match case.behind {
         true => Shards::new(&SIZES, Box::new(first()), 2, 3),
@@ -475,7 +520,8 @@ fn play(case: &Case) -> World {
     }
     let mut world = World {
         coordinator,
-        onlooker: Onlooker::new(),
+        onlooker: Onlooker { barrier: case.barrier, ..Onlooker::new() },
+        ahead: case.ahead,
         now: Time::ZERO,
         live: BTreeSet::new(),
         salvage: case.straggler == Straggler::Salvage,
@@ -517,7 +563,7 @@ proptest! {
 fn the_cases_reach_what_they_are_about() {
     let mut runner = TestRunner::deterministic();
     let (mut rounds, mut some, mut epochs, mut early, mut parts) = (0, 0, 0, 0, 0);
-    let (mut left_out, mut crossed, mut superseded) = (0, 0, 0);
+    let (mut left_out, mut crossed, mut superseded, mut revoked) = (0, 0, 0, 0);
     for _ in 0..200 {
         let case = case().new_tree(&mut runner).unwrap().current();
         let world = play(&case);
@@ -529,6 +575,7 @@ fn the_cases_reach_what_they_are_about() {
         left_out += world.onlooker.left_out;
         crossed += world.onlooker.crossed;
         superseded += world.onlooker.superseded;
+        revoked += world.onlooker.revoked;
         let used = world.onlooker.used_weight;
         parts += u32::from(case.straggler == Straggler::Salvage && used % 8.0 != 0.0);
     }
@@ -537,5 +584,6 @@ fn the_cases_reach_what_they_are_about() {
     assert!(epochs >= 80, "an epoch in {epochs} of 200 cases");
     assert!(left_out >= 60 && crossed >= 60, "left out {left_out}, crossed {crossed}");
     assert!(superseded >= 5, "{superseded} second holders were sooner");
+    assert!(revoked >= 20, "{revoked} leases were revoked");
     assert!(early >= 30 && parts >= 20, "blocks in {early} cases, parts in {parts}");
 }
