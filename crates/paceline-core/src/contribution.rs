@@ -61,6 +61,8 @@ pub struct Handout {
     pub waited_for: bool,
     /// The weight of each of its samples in an update.
     pub worth: f64,
+    /// Whether its contribution may have any positive weight: the samples are the worker's own.
+    pub any_weight: bool,
     /// The contribution that already holds the same samples. One of the two will count.
     pub twin: Option<ContributionId>,
 }
@@ -69,7 +71,7 @@ impl Handout {
     /// A range that was not handed out before.
     pub fn new(worker: WorkerId, range: SampleRange) -> Handout {
         let ranges = vec![HeldRange { range, returns: 0 }];
-        Handout { worker, ranges, waited_for: false, worth: 1.0, twin: None }
+        Handout { worker, ranges, waited_for: false, worth: 1.0, any_weight: false, twin: None }
     }
 
     pub(crate) fn samples(&self) -> u32 {
@@ -171,6 +173,10 @@ pub struct Contribution {
     pub first: Option<(u32, Time)>,
     /// The weight of each of its samples in an update.
     pub worth: f64,
+    /// Whether it may have any positive weight, not only that of its samples.
+    any_weight: bool,
+    /// Whether it was announced after a cut, of a round in which finished micro-batches count.
+    pub(crate) past_cut: bool,
     state: State,
     /// The worker's announcement, and when it came.
     announced: Option<(Announcement, Time)>,
@@ -216,6 +222,8 @@ impl Contribution {
             done_at: now,
             first: None,
             worth: handout.worth,
+            any_weight: handout.any_weight,
+            past_cut: false,
             state: State::Given,
             announced: None,
             waited_for: handout.waited_for,
@@ -252,9 +260,13 @@ impl Contribution {
         self.announcement().map_or(0.0, |announcement| announcement.weight)
     }
 
-    /// Whether it covers only a part of its samples.
+    /// Whether it covers only a part of its samples. Where the weight does not tell, every contribution that
+    /// may be a part counts as one.
     pub(crate) fn is_partial(&self) -> bool {
-        self.weight() < f64::from(self.samples)
+        match self.any_weight {
+            true => self.past_cut,
+            false => self.weight() < f64::from(self.samples),
+        }
     }
 
     /// How many of `micro_batches` a cut now could salvage.
@@ -263,7 +275,7 @@ impl Contribution {
         let pushed = self.announcement().map_or(0, |announcement| {
             ((share(announcement) * f64::from(micro_batches)).ceil() as u32).max(1)
         });
-        self.done.max(pushed)
+        self.done.max(pushed.min(micro_batches))
     }
 
     pub(crate) fn become_state(&mut self, next: State) -> Result<(), MachineError> {
@@ -284,7 +296,8 @@ impl Contribution {
     ) -> Result<(), MachineError> {
         let &mut Contribution { id, worker, samples, .. } = self;
         let Announcement { weight, loss, square, .. } = announcement;
-        if !(weight > 0.0 && weight <= f64::from(samples)) {
+        let is_known = self.any_weight || weight <= f64::from(samples);
+        if !(weight > 0.0 && weight.is_finite() && is_known) {
             return Err(MachineError::BadWeight { worker, weight, samples });
         }
         if let Some(loss) = loss.filter(|loss| !loss.is_finite()) {
@@ -351,7 +364,8 @@ pub struct Arrival {
     pub at: Time,
     /// How long it took; censored if only a part of the work was salvaged.
     pub run_time: RunTime,
-    /// The share of its work that arrived.
+    /// The share of its work that arrived. More than 1 where a stream's contribution weighs more than a nominal
+    /// portion.
     pub share: f64,
 }
 

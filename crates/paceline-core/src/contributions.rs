@@ -14,7 +14,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum LedgerEntry {
     /// An update contains them.
-    Used { ranges: Vec<HeldRange>, salvaged: bool },
+    Used { ranges: Vec<HeldRange>, weight: f64, salvaged: bool },
     /// They are handed out again.
     Returned { ranges: Vec<HeldRange>, by: WorkerId },
     /// The worker's last work led to an accepted contribution.
@@ -303,8 +303,8 @@ impl Contributions {
         all.sort_by_key(|contribution| contribution.worker);
         for contribution in all {
             let ranges = std::mem::take(&mut contribution.ranges);
-            let salvaged = contribution.is_partial();
-            self.entries.push(LedgerEntry::Used { ranges, salvaged });
+            let (weight, salvaged) = (contribution.weight(), contribution.is_partial());
+            self.entries.push(LedgerEntry::Used { ranges, weight, salvaged });
         }
     }
 

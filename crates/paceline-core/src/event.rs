@@ -39,8 +39,8 @@ pub enum EventKind {
         shards: u32,
         /// Total number of parameters.
         parameters: u64,
-        /// Samples in an epoch.
-        samples: u32,
+        /// Samples in an epoch; `None` where workers bring streams of data.
+        samples: Option<u32>,
         /// Samples used before this process began, by the run that it resumes.
         #[serde(default)]
         used: u64,

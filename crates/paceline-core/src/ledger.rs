@@ -59,7 +59,7 @@ impl fmt::Display for SampleRange {
     }
 }
 
-/// Counts of the samples so far, by outcome.
+/// Counts of the samples so far, by outcome. For a stream ([`Ledger::stream`]), they are sums of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SampleCounts {
     /// In an update.
@@ -78,8 +78,8 @@ pub struct SampleCounts {
 pub struct LedgerReport {
     /// Epochs of which every sample was used exactly once.
     pub epochs: u32,
-    /// Whether the ledger balances: every sample of every begun epoch is used once, held by one worker, or
-    /// waiting. None is lost or counted twice.
+    /// Whether the ledger balances: every sample of every begun epoch is used once, held by one worker (as work
+    /// or as a lease), or waiting. None is lost or counted twice.
     pub balanced: bool,
     /// Ranges of begun epochs that are not used yet.
     pub unused: Vec<SampleRange>,
@@ -104,7 +104,10 @@ pub enum LedgerError {
 /// Hands out sample ranges and accounts for them.
 #[derive(Debug, Clone)]
 pub struct Ledger {
+    /// Samples in an epoch; 0 for a stream.
     samples: u32,
+    /// Set where workers bring their own data.
+    stream: Option<Stream>,
     /// Epochs that may be handed out; `None` for no limit.
     limit: Option<u32>,
     patience: u32,
@@ -127,6 +130,15 @@ struct Returned {
     end: u32,
     returns: u32,
     by: WorkerId,
+}
+
+/// Data that workers bring: only the weights of contributions are counted.
+#[derive(Debug, Clone, Copy)]
+struct Stream {
+    /// Samples of a portion, nominally.
+    batch: u32,
+    /// The sum of the weights used.
+    used: f64,
 }
 
 /// The part of a ledger that a checkpoint keeps. Ranges that were held are handed out again after a resume.
@@ -152,6 +164,7 @@ impl Ledger {
     pub fn new(samples: u32, limit: Option<u32>) -> Self {
         Ledger {
             samples,
+            stream: None,
             limit,
             patience: Self::PATIENCE,
             barrier: false,
@@ -162,6 +175,23 @@ impl Ledger {
             missed: BTreeSet::new(),
             counts: SampleCounts::default(),
         }
+    }
+
+    /// A ledger for workers that bring their own streams of data. It never ends and has no epochs. All portions
+    /// are positions `0..batch`, which stand for any samples, and nothing is handed out twice. A contribution
+    /// may have any positive weight; [`Self::counts`] has the sum of the weights used.
+    pub fn stream(batch: u32) -> Self {
+        let stream = Some(Stream { batch: batch.max(1), used: 0.0 });
+        Ledger { stream, ..Ledger::new(0, None) }
+    }
+
+    /// The ledger of a saved run whose workers bring streams.
+    pub fn resume_stream(state: &LedgerState, batch: u32) -> Result<Self, LedgerError> {
+        if state.samples != 0 {
+            return Err(LedgerError::WrongSize { found: state.samples, expected: 0 });
+        }
+        let stream = Some(Stream { batch: batch.max(1), used: state.counts.used as f64 });
+        Ok(Ledger { stream, counts: state.counts, ..Ledger::new(0, None) })
     }
 
     /// Returns after which a round waits for a range, instead of [`Self::PATIENCE`].
@@ -260,7 +290,7 @@ impl Ledger {
         let may_wait = self.delivers(worker) || !self.data_moves();
         let waited_for = may_wait && ranges.iter().any(|held| held.returns >= self.patience);
         let worth = self.homes.worth(worker);
-        Handout { worker, ranges, waited_for, worth, twin: None }
+        Handout { worker, ranges, waited_for, worth, any_weight: self.stream.is_some(), twin: None }
     }
 
     /// Takes back a lease that did not become work. Its samples were not begun, so handing them out again does
@@ -286,6 +316,10 @@ impl Ledger {
 
     /// Ranges of one epoch with `want` samples in total, or with all that are left.
     fn next_ranges(&mut self, worker: WorkerId, mut want: u32, ahead: bool) -> Vec<HeldRange> {
+        if let Some(Stream { batch, .. }) = self.stream {
+            let range = SampleRange { epoch: 0, start: 0, end: batch };
+            return vec![HeldRange { range, returns: 0 }];
+        }
         let mut ranges: Vec<HeldRange> = Vec::new();
         while want > 0 && ranges.len() < MOST_RANGES {
             let epoch = ranges.first().map(|held| held.range.epoch);
@@ -303,9 +337,8 @@ impl Ledger {
         epoch: Option<u32>,
         ahead: bool,
     ) -> Option<HeldRange> {
-        let of_epoch = |of: u32| {
-            epoch.is_none_or(|epoch| epoch == of) && (ahead || self.may_begin(of))
-        };
+        let of_epoch =
+            |of: u32| epoch.is_none_or(|epoch| epoch == of) && (ahead || self.may_begin(of));
         let fresh = self.homes.fresh(worker);
         let fresh_left =
             self.limit.is_none_or(|limit| fresh.epoch < limit) && of_epoch(fresh.epoch);
@@ -351,14 +384,16 @@ impl Ledger {
     /// If a sample is used twice: only one of the contributions that hold it counts.
     pub(crate) fn enter(&mut self, entry: LedgerEntry) {
         match entry {
-            LedgerEntry::Used { ranges, salvaged } => {
-                for HeldRange { range, .. } in ranges {
-                    assert!(self.mark(range), "{range} is used twice");
-                    self.homes.used(range);
-                    self.counts.used += u64::from(range.len());
-                    self.counts.salvaged += if salvaged { u64::from(range.len()) } else { 0 };
+            LedgerEntry::Used { ranges, weight, salvaged } => match &mut self.stream {
+                Some(stream) => {
+                    stream.used += weight;
+                    self.counts.used = stream.used.round() as u64;
+                    let part = if salvaged { weight.round() as u64 } else { 0 };
+                    self.counts.salvaged = self.counts.salvaged.saturating_add(part);
                 }
-            }
+                None => self.use_ranges(&ranges, salvaged),
+            },
+            LedgerEntry::Returned { .. } if self.stream.is_some() => {}
             LedgerEntry::Returned { ranges, by } => {
                 for HeldRange { range: SampleRange { epoch, start, end }, returns } in ranges {
                     self.returned.insert((epoch, start), Returned { end, returns, by });
@@ -371,9 +406,18 @@ impl Ledger {
         }
     }
 
+    fn use_ranges(&mut self, ranges: &[HeldRange], salvaged: bool) {
+        for &HeldRange { range, .. } in ranges {
+            assert!(self.mark(range), "{range} is used twice");
+            self.homes.used(range);
+            self.counts.used += u64::from(range.len());
+            self.counts.salvaged += if salvaged { u64::from(range.len()) } else { 0 };
+        }
+    }
+
     /// `samples` samples were computed in full and then not used.
     pub(crate) fn count_dropped(&mut self, samples: u64) {
-        self.counts.dropped += samples;
+        self.counts.dropped = self.counts.dropped.saturating_add(samples);
     }
 
     /// Enters a range as used; false if any of it was used before.
@@ -440,7 +484,8 @@ impl Ledger {
     pub fn report(&self, held: impl Iterator<Item = SampleRange>) -> LedgerReport {
         let unused: Vec<SampleRange> =
             self.open.keys().flat_map(|&epoch| self.gaps(epoch)).collect();
-        LedgerReport { epochs: self.complete, balanced: self.balances(&unused, held), unused }
+        let balanced = self.stream.is_some() || self.balances(&unused, held);
+        LedgerReport { epochs: self.complete, balanced, unused }
     }
 
     /// Held, returned and fresh ranges of begun epochs must tile the unused samples exactly.
@@ -462,5 +507,28 @@ impl Ledger {
             }
         }
         tiles == unused
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ledger_of_a_stream_does_not_grow() {
+        let mut ledger = Ledger::stream(8);
+        for round in 0..1_000_000 {
+            let Handout { worker, ranges, any_weight, .. } =
+                ledger.take(WorkerId(round % 4), 3).expect("a stream has no end");
+            assert!(any_weight && ranges[0].range.len() == 8);
+            ledger.enter(match round % 3 {
+                0 => LedgerEntry::Returned { ranges, by: worker },
+                1 => LedgerEntry::Missed(worker),
+                _ => LedgerEntry::Used { ranges, weight: 0.75, salvaged: false },
+            });
+        }
+        assert_eq!(ledger.counts().used, 333_333 * 3 / 4);
+        assert!(ledger.returned.is_empty() && ledger.open.is_empty());
+        assert!(ledger.missed.len() <= 4);
     }
 }

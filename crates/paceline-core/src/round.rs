@@ -301,7 +301,14 @@ impl RoundMachine {
     ) -> Result<bool, MachineError> {
         self.catch_up(now);
         self.check_live(worker)?;
-        self.contributions_mut().announce(worker, announcement, now)
+        let known = self.contributions_mut().announce(worker, announcement, now)?;
+        if self.config.straggler.counts_parts()
+            && matches!(self.phase, Phase::Cut { .. })
+            && let Some(work) = self.contributions_mut().get_mut(worker, announcement.id)
+        {
+            work.past_cut = true;
+        }
+        Ok(known)
     }
 
     fn check_live(&self, worker: WorkerId) -> Result<(), MachineError> {
@@ -359,6 +366,8 @@ impl RoundMachine {
             return;
         }
         let share = weight / f64::from(given.samples);
+        // Only the weight of a stream's contribution may exceed its samples.
+        let share = if given.is_partial() { share.min(1.0) } else { share };
         let arrival = Arrival { worker, weight, at: now, run_time, share };
         match self.phase {
             Phase::Closed => {

@@ -193,7 +193,8 @@ impl Onlooker {
     fn give(&mut self, work: &Work) {
         let may_begin = |portion: &Portion| {
             let epoch = portion.epoch().expect("a portion has ranges");
-            let is_complete = |e: u32| self.used.get(&e).is_some_and(|e| e.iter().all(|&used| used));
+            let is_complete =
+                |e: u32| self.used.get(&e).is_some_and(|e| e.iter().all(|&used| used));
             !self.barrier || (0..epoch).all(is_complete)
         };
         assert!(may_begin(&work.portion), "{} before its epoch", work.portion);

@@ -28,8 +28,10 @@ pub struct ServerConfig {
     pub balance: Option<u64>,
     /// Seed of sample order, model and generated data.
     pub seed: u64,
-    /// Samples in an epoch.
-    pub samples: u32,
+    /// Samples in an epoch; `None` where workers bring streams of data, of which only weights count.
+    pub samples: Option<u32>,
+    /// Whether an epoch begins only when every sample of the one before is used.
+    pub epoch_barrier: bool,
     /// When a round stops waiting.
     pub policy: PolicySpec,
     /// The quantity that the policy maximises.

@@ -205,7 +205,7 @@ impl ServerConfig {
     pub fn check(&self) -> Result<(), ConfigError> {
         let kept = self.checkpoints.as_ref().map_or(1, |checkpoints| checkpoints.keep);
         at_least_one("keep-checkpoints", kept as u64)?;
-        at_least_one("samples", u64::from(self.samples))?;
+        at_least_one("samples", u64::from(self.samples.unwrap_or(1)))?;
         let rules = Rules {
             policy: self.policy,
             objective: self.objective,
@@ -219,6 +219,12 @@ impl ServerConfig {
             liveness: self.liveness,
         };
         rules.check()?;
+        needs(
+            self.samples.is_none() && self.limits.epochs.is_some(),
+            "epochs",
+            "a data set",
+            "a stream has no epochs",
+        )?;
         needs(
             self.placement.remote && !self.shard_faults.is_empty(),
             "shard-faults",

@@ -307,7 +307,7 @@ fn a_start_that_does_not_fit_the_run_is_refused_before_it_begins() {
     let error = refused(config.clone(), short).to_string();
     assert!(error.contains("999 values for 1000 parameters"), "{error}");
 
-    config.samples += 1;
+    config.samples = Some(SAMPLES + 1);
     let error = refused(config, saved).to_string();
     assert!(error.contains("ledger of 1000 samples does not fit a data set of 1001"), "{error}");
 }

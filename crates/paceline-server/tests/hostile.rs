@@ -179,7 +179,7 @@ const MISDEEDS: &[Misdeed] = &[
         Version(0)
     }),
     ("its training set has 999 samples, this run's has 1000", |rogue| {
-        rogue.control.say(&FromWorker::Ready { samples: 999, ahead: 0 });
+        rogue.control.say(&FromWorker::Ready { samples: Some(999), ahead: 0 });
         Version(0)
     }),
     ("malformed message", |rogue| {

@@ -74,7 +74,7 @@ fn train(config: ServerConfig, workers: [Transport; 3]) -> (Outcome, u64) {
             ..WorkerConfig::default()
         };
         let connect = counted.clone();
-        let prepare = |job: &Job| Ok((Box::new(Quadratic::new()) as Box<_>, job.samples));
+        let prepare = |_: &Job| Ok((Box::new(Quadratic::new()) as Box<_>, common::SAMPLES));
         thread::spawn(move || {
             paceline_worker::run(&config, &connect, wait_for_answers, prepare).unwrap()
         })

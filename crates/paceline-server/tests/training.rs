@@ -192,8 +192,8 @@ fn a_worker_with_other_data_is_shown_out_and_knows_why() {
     config.limits.rounds = None;
     let mut server = Server::start(config, start());
     let mistaken = WorkerConfig { address: server.address.to_string(), ..WorkerConfig::default() };
-    let error = paceline_worker::run(&mistaken, &Tcp, wait_for_answers, |job| {
-        Ok((Box::new(common::Quadratic::new()), job.samples - 1))
+    let error = paceline_worker::run(&mistaken, &Tcp, wait_for_answers, |_| {
+        Ok((Box::new(common::Quadratic::new()), common::SAMPLES - 1))
     });
     let error = error.unwrap_err().to_string();
     assert!(error.contains("its training set has 999 samples, this run's has 1000"), "{error}");

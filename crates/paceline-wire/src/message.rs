@@ -88,8 +88,10 @@ pub struct Job {
     /// Fingerprint of the costs by which batches are balanced, if they are (`Costs::fingerprint`). Workers
     /// with other costs would have another sample order.
     pub balance: Option<u64>,
-    /// Samples in an epoch.
-    pub samples: u32,
+    /// Samples in an epoch; `None` where workers bring streams of data, of which only weights count.
+    pub samples: Option<u32>,
+    /// Epochs that were complete when the worker joined.
+    pub epochs: u32,
     /// Usual number of samples per worker and round.
     pub batch: u32,
     /// Micro-batches per worker and round.
@@ -135,6 +137,10 @@ pub enum ToWorker {
         /// Shards that are behind: the worker uses their last values and sends them no gradients.
         behind: Vec<u32>,
     },
+    /// The portions that the worker holds for its next rounds, in order: the complete list after a change. A
+    /// portion leaves the list when it becomes work ([`ToWorker::Work`] is sent first) or when another worker
+    /// gets it.
+    Leases(Vec<Portion>),
     /// There is room for its contribution: push it.
     Push {
         /// The contribution.
@@ -193,9 +199,10 @@ pub enum ToWorker {
 pub enum FromWorker {
     /// The worker has loaded its data and is connected: it may be given work.
     Ready {
-        /// Samples in its data; all workers must agree.
-        samples: u32,
-        /// Portions that it wants to be leased before their rounds.
+        /// Samples in its data; all workers must agree. `None` for a stream.
+        samples: Option<u32>,
+        /// Portions that it wants to hold for later rounds, so that it can load their samples early; 256 at
+        /// most.
         ahead: u32,
     },
     /// Sent once per heartbeat interval.

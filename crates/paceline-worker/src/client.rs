@@ -117,7 +117,7 @@ pub fn run(
         let (compute, samples) = prepare(job)?;
         let (costs, micro_batches) = (compute.costs(), job.micro_batches.max(1));
         let source = Box::new(Native { compute, micro_batches });
-        Ok(Prepared { source, costs, samples, ahead: 0 })
+        Ok(Prepared { source, costs, samples: Some(samples), ahead: 0 })
     })
 }
 
@@ -126,8 +126,8 @@ pub(crate) struct Prepared {
     pub(crate) source: Box<dyn Source>,
     /// The cost of every sample, if samples differ.
     pub(crate) costs: Option<Arc<[f32]>>,
-    /// Samples in its data.
-    pub(crate) samples: u32,
+    /// Samples in its data; `None` for a stream.
+    pub(crate) samples: Option<u32>,
     /// Portions to lease before their rounds.
     pub(crate) ahead: u32,
 }
@@ -152,7 +152,7 @@ pub(crate) fn run_source(
         handshake::<Job>(connect, &config.address, config.token(), role).map_err(join)?;
     let clock = Instant::now();
     let sender = ControlSender { writer: Arc::new(Mutex::new(writer)), clock };
-    let mailbox = Arc::new(Mailbox::default());
+    let mailbox = Arc::new(Mailbox::new(job.epochs));
     receive_messages(reader, job.worker, Arc::clone(&mailbox), clock);
     let _heartbeats = sender.start_heartbeats(job.heartbeat);
     let _bye = ByeOnDrop(sender.clone());
@@ -188,7 +188,7 @@ pub(crate) fn run_source(
         outbox: &outbox,
         mailbox: &mailbox,
         faults: config.faults.as_ref().map(|make| make(&job)),
-        orders: OrderSpec { balance, ..OrderSpec::new(job.seed, job.samples) },
+        orders: samples.map(|samples| OrderSpec { balance, ..OrderSpec::new(job.seed, samples) }),
         batch: job.batch,
         costs,
         any_newer: job.any_newer,

@@ -47,8 +47,8 @@ pub struct Embedded {
 pub struct Joining {
     /// The version of the worker's state.
     pub version: Version,
-    /// Samples in its data.
-    pub samples: u32,
+    /// Samples in its data; `None` for a stream.
+    pub samples: Option<u32>,
     /// Portions to lease before their rounds.
     pub ahead: u32,
 }
@@ -269,6 +269,16 @@ impl Embedded {
         }
     }
 
+    /// Portions leased to this worker for later rounds, in order.
+    pub fn leases(&self) -> Vec<Portion> {
+        self.control.mailbox.leases().portions
+    }
+
+    /// Epochs of which every sample was used.
+    pub fn epochs(&self) -> u32 {
+        self.control.mailbox.epochs()
+    }
+
     /// The last close, if a round has closed.
     pub fn closed(&self) -> Option<Closed> {
         self.control.mailbox.last_closed()
@@ -385,7 +395,13 @@ impl Rendezvous {
         turn(&state).or_else(ended).unwrap_or(Turn::Nothing)
     }
 
-    fn prepare(self: Arc<Self>, job: &Job, version: Version, samples: u32, ahead: u32) -> Prepared {
+    fn prepare(
+        self: Arc<Self>,
+        job: &Job,
+        version: Version,
+        samples: Option<u32>,
+        ahead: u32,
+    ) -> Prepared {
         let mut state = self.lock();
         (state.taken, state.newest) = (version, version);
         drop(state);

@@ -61,6 +61,19 @@ pub struct Closed {
     pub epochs: u32,
 }
 
+/// The worker's leases, and the state of the run that its data loader needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LeaseList {
+    /// The portions of the worker's next rounds, in order.
+    pub(crate) portions: Vec<Portion>,
+    /// Complete epochs.
+    pub(crate) epochs: u32,
+    /// How often the portions or the epochs have changed.
+    pub(crate) changes: u64,
+    /// Whether the run is over for this worker.
+    pub(crate) over: bool,
+}
+
 /// Filled by the thread that reads the control connection, emptied by the one that computes.
 #[derive(Default)]
 pub(crate) struct Mailbox {
@@ -91,20 +104,41 @@ struct State {
     used: u64,
     /// Answers of shards so far.
     answers: u64,
+    leases: Vec<Portion>,
+    /// Complete epochs.
+    epochs: u32,
+    /// Changes of the leases or of the complete epochs.
+    lease_changes: u64,
 }
 
 impl Mailbox {
+    /// An empty mailbox, in a run of which `epochs` epochs are complete.
+    pub(crate) fn new(epochs: u32) -> Mailbox {
+        let state = Mutex::new(State { epochs, ..State::default() });
+        Mailbox { state, ..Mailbox::default() }
+    }
+
     pub(crate) fn deliver(&self, me: WorkerId, message: ToWorker) {
         let mut state = self.lock();
         let (cut, stopped) = (state.cut, state.stop.is_some());
         match message {
             ToWorker::Work { id, base, portion, push_at_once, behind } => {
+                if state.leases.first() == Some(&portion) {
+                    state.leases.remove(0);
+                    state.lease_changes += 1;
+                }
                 // Newer work replaces older: that round is over.
                 state.task = Some(Task { id, base, portion, push_at_once, behind });
+            }
+            ToWorker::Leases(leases) => {
+                state.leases = leases;
+                state.lease_changes += 1;
             }
             ToWorker::Push { id } => state.may_push = Some(id),
             ToWorker::Cut { base } => state.cut = Some(base),
             ToWorker::Closed { base, accepted, weight, members, cut_after, reason, epochs } => {
+                state.lease_changes += u64::from(state.epochs != epochs);
+                state.epochs = epochs;
                 state.closed += 1;
                 state.over = Some(base);
                 let byte = members.get(me.0 as usize / 8).copied().unwrap_or(0);
@@ -291,6 +325,25 @@ impl Mailbox {
         state.stop.clone()
     }
 
+    /// The worker's leases.
+    pub(crate) fn leases(&self) -> LeaseList {
+        self.lock().lease_list()
+    }
+
+    /// Waits until the leases or the complete epochs have changed more often than `seen`, the run is over, or
+    /// `time` has passed. Returns the leases.
+    #[cfg_attr(not(test), expect(dead_code, reason = "native workers hold no leases"))]
+    pub(crate) fn await_leases(&self, seen: u64, time: Duration) -> LeaseList {
+        let waits = |state: &mut State| state.lease_changes <= seen && state.stop.is_none();
+        let waited = self.changed.wait_timeout_while(self.lock(), time, waits);
+        waited.unwrap_or_else(PoisonError::into_inner).0.lease_list()
+    }
+
+    /// Complete epochs.
+    pub(crate) fn epochs(&self) -> u32 {
+        self.lock().epochs
+    }
+
     /// Rounds that closed while this worker took part, and those among them that used its work.
     pub(crate) fn rounds(&self) -> (u64, u64) {
         let state = self.lock();
@@ -303,6 +356,15 @@ impl Mailbox {
 }
 
 impl State {
+    fn lease_list(&self) -> LeaseList {
+        LeaseList {
+            portions: self.leases.clone(),
+            epochs: self.epochs,
+            changes: self.lease_changes,
+            over: self.stop.is_some(),
+        }
+    }
+
     fn is_cut(&self, base: Version) -> bool {
         self.is_over(base, Until::Cut)
     }
@@ -325,12 +387,15 @@ mod tests {
 
     use super::*;
 
+    fn portion(start: u32) -> Portion {
+        Portion::new(SampleRange { epoch: 0, start, end: start + 1 })
+    }
+
     fn work(base: u64) -> ToWorker {
-        let portion = Portion::new(SampleRange { epoch: 0, start: 0, end: 1 });
         ToWorker::Work {
             id: ContributionId(base),
             base: Version(base),
-            portion,
+            portion: portion(0),
             push_at_once: true,
             behind: Vec::new(),
         }
@@ -344,8 +409,31 @@ mod tests {
             members,
             cut_after: Duration::ZERO,
             reason: String::new(),
-            epochs: 0,
+            epochs: 1,
         }
+    }
+
+    #[test]
+    fn work_leaves_the_leases_and_a_change_wakes_the_one_that_waits() {
+        let (me, mailbox) = (WorkerId(0), Mailbox::new(1));
+        let list = |mailbox: &Mailbox| mailbox.leases().portions;
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| mailbox.await_leases(0, Duration::from_secs(60)));
+            mailbox.deliver(me, ToWorker::Leases(vec![portion(0), portion(5)]));
+            let leases = waits.join().unwrap();
+            assert_eq!((leases.portions, leases.changes), (vec![portion(0), portion(5)], 1));
+        });
+        mailbox.deliver(me, work(0));
+        assert_eq!(list(&mailbox), [portion(5)], "the first lease is work now");
+        mailbox.deliver(me, work(1));
+        assert_eq!(list(&mailbox), [portion(5)], "that work was not leased");
+        let seen = mailbox.leases().changes;
+        mailbox.deliver(me, closed(1, vec![]));
+        assert_eq!((mailbox.epochs(), mailbox.leases().changes), (1, seen), "no epoch has ended");
+        let leases = mailbox.await_leases(seen, Duration::from_millis(1));
+        assert_eq!((leases.changes, leases.over), (seen, false), "nothing has changed");
+        mailbox.deliver(me, ToWorker::Stop("done".to_owned()));
+        assert!(mailbox.await_leases(seen, Duration::from_secs(60)).over);
     }
 
     #[test]

@@ -177,7 +177,8 @@ pub(crate) struct TaskRunner<'a> {
     pub(crate) outbox: &'a Outbox,
     pub(crate) mailbox: &'a Mailbox,
     pub(crate) faults: Option<Box<dyn WorkerFaults>>,
-    pub(crate) orders: OrderSpec,
+    /// The order of the samples; `None` for a stream.
+    pub(crate) orders: Option<OrderSpec>,
     /// Samples of a whole task.
     pub(crate) batch: u32,
     pub(crate) costs: Option<Costs>,
@@ -265,13 +266,18 @@ impl TaskRunner<'_> {
     /// Computes the micro-batches in order until all are done or the round is over.
     fn compute(&mut self, task: &Task, report: Report<'_>) -> Result<(), FrameError> {
         let Task { id, base, portion, .. } = task;
-        if let Some(epoch) = portion.epoch().filter(|&epoch| epoch != self.order.epoch()) {
-            self.order = self.orders.epoch(epoch);
-        }
-        let samples = portion.samples(&self.order).ok_or_else(|| {
-            let all = self.orders.samples;
-            FrameError::Unexpected(format!("work on {portion} of {all} samples"))
-        })?;
+        let samples = match &self.orders {
+            Some(orders) => {
+                if let Some(epoch) = portion.epoch().filter(|&epoch| epoch != self.order.epoch()) {
+                    self.order = orders.epoch(epoch);
+                }
+                portion.samples(&self.order).ok_or_else(|| {
+                    let all = orders.samples;
+                    FrameError::Unexpected(format!("work on {portion} of {all} samples"))
+                })?
+            }
+            None => Vec::new(),
+        };
         let wanted = || !self.mailbox.is_cut(*base);
         let Some(parts) = self.source.begin(task, &samples, &wanted) else { return Ok(()) };
         self.outbox.split(parts);

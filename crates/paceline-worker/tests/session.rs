@@ -25,6 +25,8 @@ use serde::{Serialize, de::DeserializeOwned};
 /// No message takes nearly as long; a test that waits longer has failed.
 const LIMIT: Duration = Duration::from_secs(20);
 
+/// Samples in the data of the run.
+const SAMPLES: u32 = 64;
 const BLOCK: usize = 100;
 const BLOCKS: u32 = 4;
 
@@ -142,7 +144,8 @@ fn job_with(shards: u32, straggler: Straggler) -> Job {
         data: String::new(),
         costs: String::new(),
         balance: None,
-        samples: 64,
+        samples: Some(SAMPLES),
+        epochs: 0,
         batch: 8,
         micro_batches: 2,
         straggler,
@@ -190,8 +193,8 @@ impl Session {
     }
 
     fn start_with(job: Job, compute: Box<dyn Compute + Send>) -> Session {
-        let (worker, accepted) = start_worker(job.samples, compute);
-        let (samples, shards) = (job.samples, job.layout.shards());
+        let (worker, accepted) = start_worker(compute);
+        let shards = job.layout.shards();
         let (role, control) = Peer::accept(accepted.recv_timeout(LIMIT).unwrap(), job);
         assert!(matches!(role, Role::Worker { .. }));
         let shards = (0..shards).map(|shard| {
@@ -202,10 +205,8 @@ impl Session {
         });
         let shards = shards.collect();
         let mut session = Session { worker, control, shards };
-        assert_eq!(
-            session.control.receive::<FromWorker>(),
-            FromWorker::Ready { samples, ahead: 0 }
-        );
+        let ready = FromWorker::Ready { samples: Some(SAMPLES), ahead: 0 };
+        assert_eq!(session.control.receive::<FromWorker>(), ready);
         session
     }
 
@@ -274,13 +275,10 @@ fn work(base: u64, push_at_once: bool) -> ToWorker {
 type Worker = JoinHandle<Result<Tally, WorkerError>>;
 
 /// Starts a worker with so many samples; the receiver gets the test's end of every connection.
-fn start_worker(
-    samples: u32,
-    compute: Box<dyn Compute + Send>,
-) -> (Worker, mpsc::Receiver<UnixStream>) {
+fn start_worker(compute: Box<dyn Compute + Send>) -> (Worker, mpsc::Receiver<UnixStream>) {
     let (connections, accepted) = mpsc::channel();
     let worker = thread::spawn(move || {
-        let prepare = |_: &Job| Ok((compute as Box<dyn Compute>, samples));
+        let prepare = |_: &Job| Ok((compute as Box<dyn Compute>, SAMPLES));
         let connect = InProcess(connections);
         paceline_worker::run(&WorkerConfig::default(), &connect, wait_for_first, prepare)
     });
@@ -474,7 +472,7 @@ fn a_shard_that_refuses_a_worker_is_quoted() {
 
 #[test]
 fn a_coordinator_that_refuses_or_vanishes_is_named() {
-    let (worker, accepted) = start_worker(64, Box::new(Echo::default()));
+    let (worker, accepted) = start_worker(Box::new(Echo::default()));
     Peer::answer::<Job>(accepted.recv_timeout(LIMIT).unwrap(), Reply::Refused("full".to_owned()));
     let error = worker.join().unwrap().unwrap_err();
     assert!(matches!(&error, WorkerError::Join { .. }), "{error}");
@@ -488,7 +486,7 @@ fn a_coordinator_that_refuses_or_vanishes_is_named() {
 
 #[test]
 fn a_worker_with_other_sample_costs_does_not_join() {
-    let (worker, accepted) = start_worker(64, Box::new(Echo::default()));
+    let (worker, accepted) = start_worker(Box::new(Echo::default()));
     let job = Job { balance: Some(1), ..job(Straggler::Abort) };
     let (_, mut control) = Peer::accept(accepted.recv_timeout(LIMIT).unwrap(), job);
     let error = worker.join().unwrap().unwrap_err();
@@ -502,7 +500,7 @@ fn heartbeats_come_while_a_micro_batch_is_computed() {
     let (go_on, may_go_on) = mpsc::channel();
     let compute = Echo { gate: Some((started, may_go_on)), ..Echo::default() };
     let job = Job { heartbeat: Duration::from_millis(1), ..job(Straggler::Abort) };
-    let (worker, accepted) = start_worker(job.samples, Box::new(compute));
+    let (worker, accepted) = start_worker(Box::new(compute));
     let (_, mut control) = Peer::accept(accepted.recv_timeout(LIMIT).unwrap(), job);
     let no_memory: Option<Invitation> = None;
     let (_, mut shard) = Peer::accept(accepted.recv_timeout(LIMIT).unwrap(), no_memory);

@@ -45,7 +45,8 @@ pub(crate) struct Display {
 struct RunState {
     rounds: u64,
     goal: Goal,
-    samples_per_epoch: f64,
+    /// `None` where workers bring streams of data.
+    samples_per_epoch: Option<f64>,
     used: f64,
     loss: Option<f64>,
     accuracy: Option<f64>,
@@ -165,7 +166,7 @@ impl RunState {
             EventKind::RunStarted { version, samples, used, .. } => {
                 self.rounds = version.0;
                 self.used = *used as f64;
-                self.samples_per_epoch = f64::from(*samples);
+                self.samples_per_epoch = samples.map(f64::from);
             }
             EventKind::Cut { accepted, stragglers, .. } => {
                 self.accepted = *accepted;
@@ -195,12 +196,12 @@ impl RunState {
     /// The round at which the run will end at its recent pace: dropped work makes an epoch take more
     /// rounds.
     fn goal(&self) -> Option<u64> {
-        let by_epochs = self.goal.epochs.map(|epochs| {
+        let by_epochs = self.goal.epochs.zip(self.samples_per_epoch).map(|(epochs, samples)| {
             let weight = match self.recent.len() {
                 0 => self.goal.weight,
                 rounds => self.recent.iter().map(|(_, weight)| weight).sum::<f64>() / rounds as f64,
             };
-            let left = (f64::from(epochs) * self.samples_per_epoch - self.used).max(0.0);
+            let left = (f64::from(epochs) * samples - self.used).max(0.0);
             self.rounds + (left / weight.max(1.0)).ceil() as u64
         });
         self.goal.rounds.into_iter().chain(by_epochs).min()
@@ -214,7 +215,10 @@ impl RunState {
         let per_second = |count: f64| if span > 0.0 { count / span } else { 0.0 };
         let rounds = per_second(self.recent.len().saturating_sub(1) as f64);
         let samples = per_second(self.recent.iter().skip(1).map(|(_, weight)| weight).sum());
-        let mut line = format!("epoch {:.2}", self.used / self.samples_per_epoch.max(1.0));
+        let mut line = match self.samples_per_epoch {
+            Some(samples) => format!("epoch {:.2}", self.used / samples.max(1.0)),
+            None => format!("{:.0} samples", self.used),
+        };
         if let Some(loss) = self.loss {
             line += &format!("  loss {loss:.4}");
         }
@@ -277,7 +281,7 @@ mod tests {
     #[test]
     fn the_goal_in_epochs_is_further_off_when_work_is_dropped() {
         let goal = Goal { rounds: None, epochs: Some(2), weight: 20.0 };
-        let mut state = RunState { goal, samples_per_epoch: 100.0, ..RunState::default() };
+        let mut state = RunState { goal, samples_per_epoch: Some(100.0), ..RunState::default() };
         assert_eq!(state.goal(), Some(10));
         (0..4).for_each(|round| state.event(&updated(round, 10.0)));
         assert_eq!(state.goal(), Some(4 + 16));

@@ -47,7 +47,7 @@ fn redriven(events: &[Event], policy: &str, config: RoundConfig) -> Vec<Event> {
         let range = |&range: &SampleRange| HeldRange { range, returns: 0 };
         let ranges = work.portion.ranges().iter().map(range).collect();
         let &Work { worker, waited_for, worth, .. } = work;
-        Handout { worker, ranges, waited_for, worth, twin: None }
+        Handout { worker, ranges, waited_for, worth, any_weight: false, twin: None }
     };
     let (mut questions, mut arrived) = (Vec::<(Time, u32)>::new().into_iter().peekable(), 0);
     for event in events {

@@ -47,6 +47,7 @@ impl RoundMachine {
             ranges: first.ranges.clone(),
             waited_for: false,
             worth: first.worth,
+            any_weight: false,
             twin: Some(id),
         })
     }

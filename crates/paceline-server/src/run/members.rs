@@ -60,6 +60,7 @@ impl Run {
             costs: self.config.costs.clone(),
             balance: self.config.balance,
             samples: self.config.samples,
+            epochs: self.core.ledger().epochs(),
             batch: self.config.round.batch,
             micro_batches: self.config.round.micro_batches,
             straggler: self.config.round.straggler,
@@ -83,8 +84,8 @@ impl Run {
                 self.members.workers.answer(worker, sent, now, self.config.heartbeat / 4);
                 Ok(())
             }
-            FromWorker::Ready { samples, .. } => {
-                self.join(worker, samples).map_err(LeaveReason::Misbehaved)
+            FromWorker::Ready { samples, ahead } => {
+                self.join(worker, samples, ahead).map_err(LeaveReason::Misbehaved)
             }
             FromWorker::Progress { id, done } => {
                 self.core.handle_progress(worker, id, done, now);
@@ -116,16 +117,25 @@ impl Run {
         act(self);
     }
 
-    fn join(&mut self, worker: WorkerId, samples: u32) -> Result<(), String> {
-        let (now, expected) = (self.now(), self.config.samples);
-        if samples != expected {
-            return Err(format!(
-                "its training set has {samples} samples, this run's has {expected}; give it the \
-                 same --data"
-            ));
+    fn join(&mut self, worker: WorkerId, samples: Option<u32>, ahead: u32) -> Result<(), String> {
+        match (samples, self.config.samples) {
+            (samples, expected) if samples == expected => {}
+            (Some(samples), Some(expected)) => {
+                return Err(format!(
+                    "its training set has {samples} samples, this run's has {expected}; give it the \
+                     same --data"
+                ));
+            }
+            (_, Some(_)) => return Err("it brings a stream, this run has a data set".to_owned()),
+            (..) => return Err("it has a data set, this run's workers bring streams".to_owned()),
         }
+        let now = self.now();
         let joined = self.core.handle_join(worker, self.members.workers.name(worker), now);
-        joined.map_err(|error| error.to_string())
+        joined.map_err(|error| error.to_string())?;
+        if ahead > 0 {
+            self.core.lease_ahead(worker, ahead);
+        }
+        Ok(())
     }
 
     /// A worker announces a contribution: it is told when it may push.

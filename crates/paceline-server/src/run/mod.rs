@@ -16,8 +16,8 @@ use std::{
 
 use paceline_core::{
     Accepted, AcceptedPart, BlockClose, ContributionId, Coordinator, Driver, Event, EventKind,
-    Ledger, LedgerError, Liveness, MAX_WORKERS, Round, RunTime, ShardId, StopReason, Time, Version,
-    Work, WorkerId, act,
+    Ledger, LedgerError, Liveness, MAX_WORKERS, Portion, Round, RunTime, ShardId, StopReason, Time,
+    Version, Work, WorkerId, act,
 };
 use paceline_params::{Layout, LayoutError};
 use paceline_policy::{wait_for_updates, wait_rule};
@@ -190,6 +190,18 @@ fn contribution_bytes(layout: &Layout) -> u64 {
     layout.total() as u64 * size_of::<f32>() as u64
 }
 
+/// The ledger that the run begins with.
+fn ledger(config: &ServerConfig, start: &Start) -> Result<Ledger, LedgerError> {
+    let (batch, epochs) = (config.round.batch, config.limits.epochs);
+    let ledger = match (config.samples, &start.ledger) {
+        (Some(samples), Some(state)) => Ledger::resume(state, samples, epochs)?,
+        (Some(samples), None) => Ledger::new(samples, epochs),
+        (None, Some(state)) => Ledger::resume_stream(state, batch)?,
+        (None, None) => Ledger::stream(batch),
+    };
+    Ok(if config.epoch_barrier { ledger.with_epoch_barrier() } else { ledger })
+}
+
 /// A run, with its state grouped by subject.
 struct Run {
     config: ServerConfig,
@@ -230,10 +242,7 @@ impl Run {
         events: mpsc::Sender<Event>,
         inputs: UnboundedSender<Input>,
     ) -> Result<Self, ServerError> {
-        let ledger = match &start.ledger {
-            Some(state) => Ledger::resume(state, config.samples, config.limits.epochs)?,
-            None => Ledger::new(config.samples, config.limits.epochs),
-        };
+        let ledger = ledger(&config, start)?;
         let samples_before = ledger.counts().used;
         let first = Round(start.version.0);
         let policy = config.policy.build_with(&config.run_time_model, config.objective);
@@ -458,6 +467,10 @@ impl Driver for Run {
             let message = ToWorker::Work { id, base, portion, push_at_once, behind };
             self.members.workers.send(worker, &message);
         }
+    }
+
+    fn leases(&mut self, worker: WorkerId, leases: Vec<Portion>) {
+        self.members.workers.send(worker, &ToWorker::Leases(leases));
     }
 
     fn accept(&mut self, accepted: &Accepted<'_>) {

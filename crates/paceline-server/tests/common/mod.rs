@@ -40,7 +40,8 @@ pub fn config(workers: usize) -> ServerConfig {
         costs: String::new(),
         balance: None,
         seed: 1,
-        samples: SAMPLES,
+        samples: Some(SAMPLES),
+        epoch_barrier: false,
         policy: "full".parse().unwrap(),
         objective: paceline_policy::Objective::Samples,
         run_time_model: paceline_model::Model::prior(),
@@ -174,7 +175,7 @@ impl Server {
             transport: Transport::Auto,
         };
         thread::spawn(move || {
-            let prepare = |job: &Job| Ok((compute(), job.samples));
+            let prepare = |_: &Job| Ok((compute(), SAMPLES));
             paceline_worker::run(&config, &Tcp, wait_for_answers, prepare)
         })
     }
