@@ -73,9 +73,10 @@ class LedgerLoader:
 
     def __iter__(self) -> Iterator[Any]:
         session, sampler = self.session, self._sampler
-        epoch = sampler.epoch = session.epoch
+        epoch: int | None = None
         batches: Iterator[Any] | None = None
         while (portion := session._next_portion(epoch)) is not None:
+            epoch = sampler.epoch = portion[0]
             if batches is None and self._inner.num_workers > 0:
                 sampler.begin()
                 batches = iter(self._inner)
@@ -87,11 +88,13 @@ class LedgerLoader:
         while prefetched is not None and sampler.is_under_way(portion):
             found, part = sampler.next_delivered()
             batch = next(prefetched)
-            if found == portion:
-                yield batch
-                if part + 1 == sampler.parts(portion):
-                    sampler.deliver(portion)
-                    return
+            if found != portion:
+                sampler.forget(found)
+                continue
+            yield batch
+            if part + 1 == sampler.parts(portion):
+                sampler.forget(portion)
+                return
         fetch = self._inner.collate_fn
         for indices in sampler.batches(portion):
             items = getattr(self.dataset, "__getitems__", None)
@@ -112,7 +115,7 @@ class LeaseSampler:
         self._delivered: deque[tuple[Portion, int]] = deque()
 
     def __len__(self) -> int:
-        per_round = self._batch_size * self._session._workers()
+        per_round = self._batch_size * self._session._workers
         return max(1, -(-self._samples // per_round))
 
     def begin(self) -> None:
@@ -141,7 +144,8 @@ class LeaseSampler:
         portion, part = self._delivered.popleft()
         return portion, part
 
-    def deliver(self, portion: Portion) -> None:
+    def forget(self, portion: Portion) -> None:
+        """The portion was delivered, or its lease was revoked."""
         self._under_way.pop(portion, None)
 
     def parts(self, portion: Portion) -> int:

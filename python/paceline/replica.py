@@ -98,6 +98,17 @@ class Replica:
         place, found = record["check"]
         return bool(self._hash_of(place) == found)
 
+    def step_alone(self) -> None:
+        """Steps the mean gradients in the flat vector with this replica's own settings."""
+        self.flat.grads(1.0, overflow=False)
+        self.flat.statistics()
+        self.replaying = True
+        try:
+            for optimizer in self.optimizers:
+                optimizer.step()
+        finally:
+            self.replaying = False
+
     def _step(self, optimizer: Optimizer, entry: Json) -> None:
         _set_groups(optimizer, entry["groups"])
         if entry["factor"] != 1.0:
@@ -115,12 +126,14 @@ class Replica:
             self.scaler.load_state_dict(record["scaler"])
 
     def hashes(self) -> list[int]:
-        """The hash of every tensor of the flat vector, then of the optimizer state of each."""
-        tensors = [*self.flat.params, *self.flat.buffers]
-        values = [_hash([slot.tensor]) for slot in tensors]
-        presence = [0] if self.flat.has_presence else []
+        """The hash of every tensor of the flat vector, then of the optimizer state of each.
+
+        Running statistics are left out: forward passes change them between rounds.
+        """
+        values = [_hash([slot.tensor]) for slot in self.flat.params]
+        others = [0] * (len(self.flat.tensors) - len(values))
         states = [_hash(self._state_of(slot.tensor)) for slot in self.flat.params]
-        return [*values, *presence, *states]
+        return [*values, *others, *states]
 
     def _hash_of(self, place: int) -> int:
         param = self.flat.params[place].tensor

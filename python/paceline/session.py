@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import _native
-from .data import LedgerLoader, split
+from .data import LedgerLoader, Portion, split
 from .errors import PacelineError, RunEnded
 from .launch import Run, find_run
 from .parameters import FlatVector, as_array
@@ -25,6 +25,9 @@ from .server_optimizer import describe, rates
 
 log = logging.getLogger("paceline")
 T = TypeVar("T")
+
+Work = tuple[int, int, list[tuple[int, int]]]
+"""The version to compute from, the epoch, and ranges of positions in its order."""
 
 _PATIENCE = 0.1
 """Seconds between two looks for Ctrl-C while the session waits."""
@@ -104,10 +107,16 @@ class Session:
         self._run = run
         self._settings = settings
         self._worker: _native.Worker | None = None
-        self._work: tuple[int, int, list[tuple[int, int]]] | None = None
+        self._workers = 1
+        self._work: Work | None = None
+
+        # What the coordinator has said.
         self._state_wanted = False
+        self._state_ready: int | None = None
         self._diverged = False
-        self._behind = 0
+        self._records: dict[int, bytes] = {}
+        self._records_from: int | None = None
+        self._hashed = 0
 
         # The contribution under way.
         self._written: list[bool] = [False] * len(self._flat.params)
@@ -118,7 +127,7 @@ class Session:
         self._parts = 1
         self._part = 0
         self._part_samples = 0
-        self._used_samples = 0
+        self._scale = 1.0
         self._overflow = False
         self._loss: Tensor | None = None
         self._may_raise = False
@@ -244,43 +253,32 @@ class Session:
         if self._worker is not None:
             raise PacelineError("the session is connected: one loader per session")
         run = self._run or find_run()
-        offer = self._offer(samples, batch)
-        reply = _native.offer(run.address, run.token, json.dumps(offer))
-        if reply.state_wanted:
-            _native.upload_initial(run.address, run.token, bytes(self._capture(0)))
-        worker = _native.Worker.join(run.address, run.token, run.wish, run.name)
-        self._worker = worker
-        self._flat.remember()
-        atexit.register(self.close)
-        version = worker.version
-        if self._averages and (version > 0 or reply.differs):
-            version = self._take_state(at_least=0)
-        worker.ready(version, samples or 0, ahead)
-
-    def _offer(self, samples: int | None, batch: int) -> dict[str, Any]:
+        self._workers = run.workers
         settings = dict(self._settings)
         parts = max(1, min(_RESOLUTION, batch))
-        settings.setdefault("micro-batches", str(parts))
         settings.setdefault("straggler", "salvage" if parts > 1 else "abort")
-        settings.setdefault("batch", str(batch))
-        settings.setdefault("seed", str(self.seed))
         if self._epochs is not None:
             settings.setdefault("epochs", str(self._epochs))
-        update = None
-        if not self._averages:
-            update = describe(self._replica.optimizers)
-        hashes = self._replica.hashes()[: len(self._flat.tensors)]
-        return {
-            "tensors": self._flat.tensors,
-            "hashes": hashes,
-            "optimizers": update,
-            "samples": samples,
-            "batch": batch,
-            "settings": settings,
-        }
-
-    def _capture(self, version: int) -> bytearray:
-        return self._replica.capture(version)
+        takes_state = _native.offer(
+            run.address,
+            run.token,
+            tensors=self._flat.tensors,
+            hashes=self._replica.hashes()[: len(self._flat.tensors)],
+            optimizers=None if self._averages else describe(self._replica.optimizers),
+            samples=samples,
+            batch=batch,
+            seed=self.seed,
+            micro_batches=parts,
+            settings=settings,
+            state=lambda: bytes(self._replica.capture(0)),
+        )
+        worker = _native.Worker.join(run.address, run.token, run.wish, run.name)
+        self._worker = worker
+        atexit.register(self.close)
+        version = worker.version
+        if takes_state and self._averages:
+            version = self._take_state(at_least=version)
+        worker.ready(version, samples, ahead)
 
     def _connected(self) -> _native.Worker:
         if self._worker is None:
@@ -319,6 +317,7 @@ class Session:
         if not self._begun:
             self._begin_contribution()
         self._in_backward = True
+        self._scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _check_stepped(self) -> None:
@@ -336,15 +335,13 @@ class Session:
             self._work = self._next_work()
         if self._work is None:
             raise RunEnded(f"the run is over: {self._connected().ended()}")
-        self._used_samples = 0
         self._overflow = False
         self._begun = True
         self._connected().begin(self._parts)
 
     def _factor(self) -> float:
         """From a gradient in ``.grad`` to the part's gradient sum."""
-        scale = self._scaler.get_scale() if self._scaler is not None else 1.0
-        return self._samples() * self._parts / scale
+        return self._samples() * self._parts / self._scale
 
     def _samples(self) -> float:
         if self._part_samples:
@@ -369,13 +366,10 @@ class Session:
         """All gradients of a backward pass are there."""
         self._in_backward = False
         worker = self._connected()
-        wanted = self._write_rest(worker)
-        if wanted:
+        if self._write_rest(worker):
             samples = self._samples()
             loss = self._loss_sum(samples)
-            wanted = worker.finish(samples, loss, rates(self._replica.optimizers))
-            if wanted:
-                self._used_samples += int(samples)
+            worker.finish(samples, loss, [] if self._averages else rates(self._replica.optimizers))
         self._written = [False] * len(self._flat.params)
         if self._parts == 1 or self._part == self._parts - 1:
             self._complete()
@@ -408,8 +402,7 @@ class Session:
     def _loss_sum(self, samples: float) -> float | None:
         if self._loss is None or self._loss.numel() != 1:
             return None
-        scale = self._scaler.get_scale() if self._scaler is not None else 1.0
-        loss = float(self._loss) * self._parts / scale
+        loss = float(self._loss) * self._parts / self._scale
         return loss * samples if loss == loss and abs(loss) != float("inf") else None
 
     def _drop_grads(self) -> None:
@@ -434,10 +427,10 @@ class Session:
         missed = self._catch_up(leave=1)
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         worker.take(self._flat.array)
+        self._flat.remember()
         self._flat.statistics()
         self._overflow = self._flat.overflowed
         self._flat.grads(scale, overflow=self._overflow)
-        self._flat.remember()
         self._holds_mean = True
         self._note(samples, missed)
 
@@ -451,8 +444,8 @@ class Session:
         if closed is None:
             return
         base, used, accepted, weight, cut_after, reason = closed
-        share = min(1.0, self._used_samples / max(samples, 1)) if used else 0.0
-        self.last = Step(base, used, share, accepted, weight, cut_after, reason, missed)
+        share = min(1.0, used / max(samples, 1))
+        self.last = Step(base, used > 0, share, accepted, weight, cut_after, reason, missed)
 
     def _wait_for_version(self, while_waiting: Callable[[], None]) -> None:
         worker = self._connected()
@@ -472,10 +465,8 @@ class Session:
             worker.send_hashes(version, self._replica.hashes())
         if self._state_wanted:
             self._state_wanted = False
-            blob = bytes(self._capture(version))
+            blob = bytes(self._replica.capture(version))
             threading.Thread(target=worker.upload_state, args=(version, blob), daemon=True).start()
-
-    _hashed = 0
 
     def _hear(self) -> None:
         """Acts on the coordinator's messages."""
@@ -496,8 +487,7 @@ class Session:
                 )
                 self._diverged = True
             elif kind == "records":
-                self._records.update(value)
-                self._records_answered = True
+                self._records_from, self._records = value
             elif kind == "state_ready":
                 self._state_ready = value
 
@@ -512,7 +502,7 @@ class Session:
             self._hear()
             if self._diverged or (waiting > 0 and not worker.is_next_waiting()):
                 self._diverged = False
-                self._take_state(at_least=worker.taken() + 1)
+                self._take_state(at_least=worker.newest())
                 self._wait_for_version(self._hear)
                 continue
             if waiting <= leave:
@@ -524,28 +514,19 @@ class Session:
     def _replay_one(self) -> bool:
         worker = self._connected()
         version = worker.taken() + 1
-        record = self._record_of(version, worker.newest())
+        if version not in self._records:
+            self._records_from = None
+            worker.want_records(version, max(version, worker.newest() - 1))
+            self._wait_for_message(lambda: self._records_from is not None)
+            if self._records_from != version:
+                return False
+        record = self._records.pop(version, None)
         worker.take(self._flat.array)
         if record is None:
-            # Nobody stepped this version: this worker is alone, and its own settings count.
-            self._flat.grads(1.0, overflow=False)
-            for optimizer in self._replica.optimizers:
-                optimizer.step()
+            # No other worker is left to step this version, so this worker's own settings count.
+            self._replica.step_alone()
             return True
-        return self._replica.replay(record)
-
-    _records: dict[int, Any] = {}
-    _records_answered = False
-    _state_ready: int | None = None
-
-    def _record_of(self, version: int, newest: int) -> Any | None:
-        if version not in self._records:
-            self._records = {}
-            self._records_answered = False
-            self._connected().want_records(version, max(version, newest - 1))
-            self._wait_for_message(lambda: self._records_answered)
-        text = self._records.pop(version, None)
-        return json.loads(text) if text is not None else None
+        return self._replica.replay(json.loads(record))
 
     def _wait_for_message(self, arrived: Callable[[], bool]) -> None:
         worker = self._connected()
@@ -591,22 +572,41 @@ class Session:
             group["lr"] = rate
         self._unscaled.clear()
 
-    def _next_work(self) -> tuple[int, int, list[tuple[int, int]]] | None:
-        """The next work: version, epoch, positions. ``None`` when the run is over."""
+    def _next_work(self, epoch: int | None = None) -> Work | None:
+        """The next work: version, epoch, ranges. ``None`` when the run or ``epoch`` is over."""
         worker = self._connected()
         while True:
             turn = worker.next(_PATIENCE)
+            if isinstance(turn, tuple):
+                return turn if epoch in (None, turn[1]) else None
             if turn == "loaded":
                 if self._averages:
                     self._catch_up(leave=0)
                 else:
                     self._load_parameters()
-            elif turn is not None:
-                return turn
             elif worker.ended() is not None:
+                return None
+            elif epoch is not None and worker.epochs() > epoch:
                 return None
             if self._averages:
                 self._serve_run(worker.taken())
+
+    def _next_portion(self, epoch: int | None) -> Portion | None:
+        """The samples of the next work, for the loader."""
+        self._boundary()
+        if self._work is not None:
+            raise PacelineError(
+                "the last batch was not used: call backward() for every batch, or leave the loop"
+            )
+        self._work = self._next_work(epoch)
+        return (self._work[1], tuple(self._work[2])) if self._work is not None else None
+
+    def _leases(self) -> list[Portion]:
+        """The samples of this worker's work and of its next rounds, in order."""
+        leases = [(epoch, tuple(ranges)) for epoch, ranges in self._connected().leases()]
+        if self._work is not None:
+            leases.insert(0, (self._work[1], tuple(self._work[2])))
+        return leases
 
     def _step_on_server(self, closure: Any = None) -> None:
         """``optimizer.step()`` where the optimizer runs on the shards: loads the new parameters."""
