@@ -199,7 +199,7 @@ pub(crate) fn run_virtually(
         reweigh: contender.reweigh,
         quorum: 1,
         update: UpdateConfig {
-            optimizer: OptimizerSpec::MOMENTUM,
+            optimizer: OptimizerSpec::MOMENTUM.into(),
             learning_rate: trial.lr,
             schedule: Schedule::CONSTANT,
             scaling: contender.scaling,

@@ -58,7 +58,7 @@ fn config() -> TrainingConfig {
         reweigh: false,
         quorum: 1,
         update: UpdateConfig {
-            optimizer: OptimizerSpec::SGD,
+            optimizer: OptimizerSpec::SGD.into(),
             learning_rate: 0.02,
             schedule: Schedule::CONSTANT,
             scaling: LrScaling::Linear,

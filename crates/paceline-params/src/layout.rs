@@ -17,10 +17,11 @@ const RESERVED_NAME: &str = "__metadata__";
 /// An ordered list of tensors as one flat vector, cut into blocks that are spread over shards.
 ///
 /// Laws:
-/// - Tensors tile `0..total()` in their order; blocks tile it too, each a contiguous range of
-///   [`block_elems`](Self::block_elems) elements, the last one possibly shorter.
-/// - Shards tile the blocks: each owns a contiguous run, and two shards differ by at most one
-///   block's worth of elements.
+/// - Tensors tile `0..total()` in their order; blocks tile it too. The vector is cut into blocks at
+///   every multiple of [`block_elems`](Self::block_elems), and where the parameter group changes,
+///   so that all elements of a block are of one group.
+/// - Shards tile the blocks: each owns a contiguous run, and two shards differ by at most
+///   `block_elems` elements. Groups do not change the shards' elements.
 /// - Every shard owns at least one block when `total() >= shards()`.
 /// - The layout is a function of tensors, block size and shard count alone, so server and worker
 ///   agree on it by exchanging those three.
@@ -33,6 +34,10 @@ pub struct Layout {
     block_elems: usize,
     blocks: u32,
     shards: u32,
+    /// Where each run of tensors of one group starts, and the group.
+    runs: Vec<(usize, u32)>,
+    /// The blocks that start between two multiples of `block_elems`, and where.
+    cuts: Vec<(u32, usize)>,
 }
 
 impl Layout {
@@ -60,10 +65,14 @@ impl Layout {
             return Err(LayoutError::TooManyShards { shards, elements: total });
         }
         let block_elems = block_elems.min(even_block(total, shards, block_elems));
-        let blocks = total.div_ceil(block_elems);
+        let runs = runs(&tensors, &bounds);
+        let inside = || runs.iter().map(|run| run.0).filter(|start| start % block_elems != 0);
+        let blocks = total.div_ceil(block_elems).saturating_add(inside().count());
         let blocks = u32::try_from(blocks)
             .map_err(|_| LayoutError::TooManyBlocks { blocks, block_elems })?;
-        Ok(Layout { tensors, bounds, block_elems, blocks, shards })
+        let cut = |(index, start)| ((start / block_elems + 1 + index) as u32, start);
+        let cuts = inside().enumerate().map(cut).collect();
+        Ok(Layout { tensors, bounds, block_elems, blocks, shards, runs, cuts })
     }
 
     /// The same tensors and block size over another number of shards.
@@ -86,7 +95,7 @@ impl Layout {
         self.tensors.iter().zip(self.bounds.windows(2).map(|pair| pair[0]..pair[1]))
     }
 
-    /// Elements in every block but possibly the last.
+    /// The most elements of a block.
     pub fn block_elems(&self) -> usize {
         self.block_elems
     }
@@ -108,8 +117,21 @@ impl Layout {
     /// [`blocks`](Self::blocks) first.
     pub fn block_range(&self, block: u32) -> Range<usize> {
         assert!(block < self.blocks, "block {block} of {}", self.blocks);
-        let start = block as usize * self.block_elems;
-        start..(start + self.block_elems).min(self.total())
+        self.block_start(block)..self.block_start(block + 1)
+    }
+
+    /// The parameter group of block `block`.
+    ///
+    /// # Panics
+    /// If there is no such block.
+    pub fn group(&self, block: u32) -> u32 {
+        let start = self.block_range(block).start;
+        self.runs[self.runs.partition_point(|run| run.0 <= start) - 1].1
+    }
+
+    /// The number of parameter groups: one more than the largest of the tensors' groups.
+    pub fn groups(&self) -> usize {
+        self.runs.iter().map(|&(_, group)| group as usize + 1).max().expect("there is a tensor")
     }
 
     /// The blocks of shard `shard`; empty only where there are more shards than elements.
@@ -127,8 +149,7 @@ impl Layout {
     /// If there is no such shard.
     pub fn shard_range(&self, shard: u32) -> Range<usize> {
         let blocks = self.shard_blocks(shard);
-        let bound = |block: u32| (block as usize * self.block_elems).min(self.total());
-        bound(blocks.start)..bound(blocks.end)
+        self.block_start(blocks.start)..self.block_start(blocks.end)
     }
 
     /// The shard that owns block `block`.
@@ -137,17 +158,33 @@ impl Layout {
     /// If there is no such block.
     pub fn shard_of(&self, block: u32) -> u32 {
         assert!(block < self.blocks, "block {block} of {}", self.blocks);
-        let (block, blocks, shards) =
-            (u64::from(block), u64::from(self.blocks), u64::from(self.shards));
-        // The inverse of `first_block`: the least s with floor((s + 1) * blocks / shards) > block.
-        u32::try_from(((block + 1) * shards).div_ceil(blocks) - 1).expect("less than shards")
+        let cell = (self.block_start(block) / self.block_elems) as u64;
+        let (cells, shards) = (self.cells(), u64::from(self.shards));
+        // The inverse of `first_block`: the least s with floor((s + 1) * cells / shards) > cell.
+        u32::try_from(((cell + 1) * shards).div_ceil(cells) - 1).expect("less than shards")
     }
 
-    /// Rounding down gives the longer runs to the later shards, so the short last block is in one
-    /// of those and the imbalance stays within one block.
+    /// Pieces of `block_elems` elements, the last one possibly shorter. Shards own whole ones.
+    fn cells(&self) -> u64 {
+        u64::from(self.blocks) - self.cuts.len() as u64
+    }
+
+    /// Rounding down gives the longer runs to the later shards, so the short last cell is in one
+    /// of those and the imbalance stays within one cell.
     fn first_block(&self, shard: u32) -> u32 {
-        let first = u64::from(shard) * u64::from(self.blocks) / u64::from(self.shards);
-        u32::try_from(first).expect("at most the number of blocks")
+        let cell = u64::from(shard) * self.cells() / u64::from(self.shards);
+        let start = cell as usize * self.block_elems;
+        let cuts = self.cuts.partition_point(|&(_, at)| at < start) as u64;
+        u32::try_from(cell + cuts).expect("at most the number of blocks")
+    }
+
+    /// Where block `block` starts, or the end of the vector after the last block.
+    fn block_start(&self, block: u32) -> usize {
+        let before = self.cuts.partition_point(|cut| cut.0 <= block);
+        match before.checked_sub(1).map(|last| self.cuts[last]) {
+            Some((cut, start)) if cut == block => start,
+            _ => ((block as usize - before) * self.block_elems).min(self.total()),
+        }
     }
 }
 
@@ -259,6 +296,14 @@ fn bounds(tensors: &[TensorSpec]) -> Result<Vec<usize>, LayoutError> {
         bounds.push(total);
     }
     Ok(bounds)
+}
+
+/// Where each run of tensors of one group starts, and the group.
+fn runs(tensors: &[TensorSpec], bounds: &[usize]) -> Vec<(usize, u32)> {
+    let mut runs: Vec<(usize, u32)> =
+        bounds.iter().zip(tensors).map(|(&start, tensor)| (start, tensor.group)).collect();
+    runs.dedup_by_key(|run| run.1);
+    runs
 }
 
 /// Elements per page of memory.
@@ -378,15 +423,29 @@ mod tests {
         assert!(error.to_string().contains("the number of shards is zero"), "{error}");
     }
 
+    #[test]
+    fn a_block_ends_where_the_group_changes() {
+        let t = |name: &str, len: usize, group| TensorSpec::new(name, [len]).in_group(group);
+        let tensors = vec![t("a", 3, 0), t("b", 2, 2), t("c", 1, 2), t("d", 3, 0), t("e", 7, 1)];
+        let layout = Layout::new(tensors, 4, 2).unwrap();
+        let blocks = (0..layout.blocks()).map(|b| (layout.block_range(b), layout.group(b)));
+        let expected =
+            [(0..3, 0), (3..4, 2), (4..6, 2), (6..8, 0), (8..9, 0), (9..12, 1), (12..16, 1)];
+        assert_eq!(blocks.collect::<Vec<_>>(), expected);
+        assert_eq!((layout.shard_blocks(0), layout.shard_range(0)), (0..4, 0..8));
+        assert_eq!(layout.groups(), 3);
+    }
+
     prop_compose! {
         fn any_layout()(
-            lens in prop::collection::vec(1usize..2000, 1..12),
+            lens in prop::collection::vec((1usize..2000, 0u32..3), 1..12),
             block_elems in 1usize..700,
             shards in 1u32..40,
         ) -> Layout {
-            let tensors = lens.iter().enumerate();
-            let tensors = tensors.map(|(i, &len)| TensorSpec::new(format!("t{i}"), [len]));
-            let shards = shards.min(lens.iter().sum::<usize>() as u32);
+            let tensors = lens.iter().enumerate().map(|(i, &(len, group))| {
+                TensorSpec::new(format!("t{i}"), [len]).in_group(group)
+            });
+            let shards = shards.min(lens.iter().map(|&(len, _)| len as u32).sum());
             Layout::new(tensors.collect(), block_elems, shards).unwrap()
         }
     }
@@ -402,6 +461,30 @@ mod tests {
                 next = range.end;
             }
             prop_assert_eq!(next, layout.total());
+        }
+
+        #[test]
+        fn no_block_has_elements_of_two_groups(layout in any_layout()) {
+            let tensors: Vec<_> = layout.tensor_ranges().collect();
+            for block in 0..layout.blocks() {
+                let range = layout.block_range(block);
+                let inside = tensors.iter().filter(|(_, tensor)| {
+                    tensor.start < range.end && range.start < tensor.end
+                });
+                for (tensor, _) in inside {
+                    prop_assert_eq!(tensor.group, layout.group(block));
+                }
+            }
+        }
+
+        #[test]
+        fn groups_leave_the_elements_of_shards_as_they_are(layout in any_layout()) {
+            let tensors = layout.tensors().iter().cloned().map(|tensor| tensor.in_group(0));
+            let plain =
+                Layout::new(tensors.collect(), layout.block_elems(), layout.shards()).unwrap();
+            for shard in 0..layout.shards() {
+                prop_assert_eq!(layout.shard_range(shard), plain.shard_range(shard));
+            }
         }
 
         #[test]

@@ -146,6 +146,11 @@ impl OptimizerSpec {
         Ok(())
     }
 
+    /// Whether the two differ in nothing but their options.
+    pub(crate) fn is_same_rule(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+
     fn name(&self) -> &'static str {
         match self {
             OptimizerSpec::Sgd { .. } => "sgd",

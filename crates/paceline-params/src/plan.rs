@@ -14,24 +14,26 @@ pub struct SumOfBlocks {
 /// How a round's sums become its update. Every shard applies the same plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UpdatePlan {
-    /// The learning rate.
-    pub learning_rate: f32,
+    /// The learning rate of each parameter group.
+    pub learning_rates: Vec<f32>,
     /// The factor that turns each sum into the clipped mean.
     pub scales: Vec<f32>,
 }
 
 impl UpdatePlan {
     /// The plan for these sums in `round`. Without clipping their norms do not matter. `noise` is the
-    /// gradient noise scale, if it is known.
+    /// gradient noise scale, if it is known; `given` are the rates that workers gave, if they did,
+    /// one for each group.
     pub fn new(
         config: &UpdateConfig,
         round: u64,
         sums: &[SumOfBlocks],
         noise: Option<f64>,
+        given: Option<&[f32]>,
     ) -> Self {
         let clip = config.clip.factor(gradient_norm(sums));
         UpdatePlan {
-            learning_rate: config.learning_rate(round, update_weight(sums), noise),
+            learning_rates: config.learning_rates(round, update_weight(sums), noise, given),
             scales: sums.iter().map(|sum| clip * (1.0 / sum.weight) as f32).collect(),
         }
     }
@@ -55,7 +57,7 @@ mod tests {
 
     fn config() -> UpdateConfig {
         UpdateConfig {
-            optimizer: OptimizerSpec::SGD,
+            optimizer: OptimizerSpec::SGD.into(),
             learning_rate: 0.1,
             schedule: Schedule::default(),
             scaling: LrScaling::Linear,
@@ -68,16 +70,29 @@ mod tests {
     fn the_mean_is_over_weights_and_the_rate_follows_them() {
         let sums = [SumOfBlocks { weight: 30.0, square: 900.0 }];
         assert_eq!(gradient_norm(&sums), 1.0);
-        let plan = UpdatePlan::new(&config(), 0, &sums, None);
+        let plan = UpdatePlan::new(&config(), 0, &sums, None, None);
         assert_eq!(plan.scales, [1.0 / 30.0]);
-        assert!((plan.learning_rate - 0.075).abs() < 1e-7);
+        assert!((plan.learning_rates[0] - 0.075).abs() < 1e-7);
+    }
+
+    #[test]
+    fn rates_that_workers_give_replace_the_schedule_and_are_scaled() {
+        let config = UpdateConfig {
+            optimizer: "sgd;sgd:weight_decay=0.1".parse().unwrap(),
+            schedule: "step:1:0.5".parse().unwrap(),
+            ..config()
+        };
+        let sums = [SumOfBlocks { weight: 20.0, square: 0.0 }];
+        let rates = |given| UpdatePlan::new(&config, 1, &sums, None, given).learning_rates;
+        assert_eq!(rates(Some(&[1.0, 0.25])), [0.5, 0.125]);
+        assert_eq!(rates(None), [0.025; 2]);
     }
 
     #[test]
     fn a_long_gradient_is_clipped_to_its_bound() {
         let config = UpdateConfig { clip: "norm:0.5".parse().unwrap(), ..config() };
-        let plan =
-            UpdatePlan::new(&config, 0, &[SumOfBlocks { weight: 10.0, square: 100.0 }], None);
+        let sums = [SumOfBlocks { weight: 10.0, square: 100.0 }];
+        let plan = UpdatePlan::new(&config, 0, &sums, None, None);
         assert!((plan.scales[0] - 0.05).abs() < 1e-7);
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Name and shape of one tensor; its elements are `f32`, in row-major order.
+/// Name, shape and parameter group of one tensor; its elements are `f32`, in row-major order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorSpec {
@@ -12,12 +12,22 @@ pub struct TensorSpec {
     pub name: String,
     /// The size of every dimension; empty for a scalar.
     pub shape: Vec<usize>,
+    /// The parameter group, whose optimizer and learning rate it has
+    /// ([`OptimizerGroups`](crate::OptimizerGroups)).
+    #[serde(default)]
+    pub group: u32,
 }
 
 impl TensorSpec {
-    /// A tensor of this name and shape.
+    /// A tensor of this name and shape, in parameter group 0.
     pub fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
-        TensorSpec { name: name.into(), shape: shape.into() }
+        TensorSpec { name: name.into(), shape: shape.into(), group: 0 }
+    }
+
+    /// The same tensor in another parameter group.
+    #[must_use]
+    pub fn in_group(self, group: u32) -> Self {
+        TensorSpec { group, ..self }
     }
 
     /// The number of elements, or `None` if it does not fit a `usize`.
@@ -69,6 +79,12 @@ mod tests {
     #[test]
     fn displays_name_and_shape() {
         assert_eq!(TensorSpec::new("fc.weight", [10, 784]).to_string(), "fc.weight [10, 784]");
+    }
+
+    #[test]
+    fn a_tensor_without_a_group_is_in_group_0() {
+        let old = serde_json::from_str(r#"{"name":"w","shape":[1]}"#);
+        assert_eq!(old.ok(), Some(TensorSpec::new("w", [1])));
     }
 
     #[test]

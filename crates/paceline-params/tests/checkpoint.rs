@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use paceline_params::checkpoint::{latest, list, prune, read, verify, write};
 use paceline_params::{
-    Block, Checkpoint, CheckpointError, FlatVec, Layout, OptimizerSpec, Spares, TensorSpec, Update,
+    Block, Checkpoint, CheckpointError, FlatVec, Layout, OptimizerGroups, OptimizerSpec, Spares,
+    TensorSpec, Update,
 };
 use safetensors::{Dtype, SafeTensors};
 use serde_json::json;
@@ -33,7 +34,7 @@ fn checkpoint(round: u64) -> Checkpoint {
         version: round,
         step: round,
         model: "mlp".to_owned(),
-        optimizer: OptimizerSpec::ADAMW,
+        optimizer: OptimizerSpec::ADAMW.into(),
         tensors: tensors(),
         params: ramp(25, round as f32).into(),
         slots: vec![ramp(25, 1.0).into(), ramp(25, 2.0).into()],
@@ -73,10 +74,11 @@ fn names(dir: &Path) -> Vec<String> {
 fn a_checkpoint_reads_back_as_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let parent = dir.path().join("runs/first/checkpoints");
-    for optimizer in ["sgd", "momentum:0.95,nesterov", "adamw", "mean"] {
-        let optimizer: OptimizerSpec = optimizer.parse().unwrap();
+    for optimizer in ["sgd", "momentum:0.95,nesterov", "adamw", "mean", "adam;adam:beta1=0.5"] {
+        let optimizer: OptimizerGroups = optimizer.parse().unwrap();
+        let slots = optimizer.slot_names().len();
         let mut written = Checkpoint { optimizer, ..checkpoint(123) };
-        written.slots.truncate(optimizer.slot_names().len());
+        written.slots.truncate(slots);
         let path = write(&parent, &written).unwrap();
         assert_eq!(path, parent.join("round-00000123"));
         assert_eq!(read(&path).unwrap(), written);
@@ -307,7 +309,7 @@ fn an_inconsistent_checkpoint_is_not_written() {
         "write parameters: 24 elements, where the tensors have 25",
     );
     check(
-        Checkpoint { optimizer: OptimizerSpec::MOMENTUM, ..checkpoint(1) },
+        Checkpoint { optimizer: OptimizerSpec::MOMENTUM.into(), ..checkpoint(1) },
         "write optimizer state: 2 vectors, where the optimizer keeps [\"momentum\"]",
     );
     check(
@@ -319,7 +321,7 @@ fn an_inconsistent_checkpoint_is_not_written() {
 /// A checkpoint whose parameter file was made by another writer of the format.
 fn foreign(dtype: Dtype, tensors: &[(&str, &[usize])]) -> Result<Checkpoint, CheckpointError> {
     let dir = tempfile::tempdir().unwrap();
-    let sgd = Checkpoint { optimizer: OptimizerSpec::SGD, slots: vec![], ..checkpoint(1) };
+    let sgd = Checkpoint { optimizer: OptimizerSpec::SGD.into(), slots: vec![], ..checkpoint(1) };
     let path = write(dir.path(), &sgd).unwrap();
     let values: Vec<u8> = ramp(26, 1.0).iter().flat_map(|x| x.to_le_bytes()).collect();
     let mut start = 0;
@@ -393,7 +395,7 @@ fn train(from: &Checkpoint, block_elems: usize, shards: u32, steps: u64) -> Chec
     for step in from.step + 1..=from.step + steps {
         for (index, block) in (0..).zip(&mut blocks) {
             let sums: Vec<_> = layout.block_range(index).map(|i| (i as f32).sin()).collect();
-            block.apply(&from.optimizer, Update { step, lr: 0.1, scale: 0.5 }, &sums, &spares);
+            block.apply(from.optimizer.of(0), Update { step, lr: 0.1, scale: 0.5 }, &sums, &spares);
         }
     }
     let slot = |k: usize| blocks.iter().map(|block| Arc::clone(&block.slots()[k])).collect();

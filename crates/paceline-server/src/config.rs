@@ -76,7 +76,7 @@ impl ServerConfig {
 
     /// Whether versions are mean gradients that every worker loads in order.
     pub(crate) fn keeps_history(&self) -> bool {
-        self.update.optimizer == OptimizerSpec::Mean
+        *self.update.optimizer.of(0) == OptimizerSpec::Mean
     }
 
     /// Whether a shard may be left behind, by rounds, by pulls or by pushes.

@@ -84,7 +84,7 @@ impl ShardChannels {
         let spec = |index| ShardSpec {
             index,
             layout: layout.clone(),
-            optimizer: config.update.optimizer,
+            optimizer: config.update.optimizer.clone(),
             wire: config.wire,
             version: start.version,
             staging,
@@ -227,7 +227,7 @@ fn blocks_of(spec: &ShardSpec, start: &Start) -> Vec<Block> {
     let block = |block| {
         let values = part(&start.params, block);
         match start.slots.is_empty() {
-            true => Block::new(values, &spec.optimizer),
+            true => Block::new(values, spec.optimizer.of(spec.layout.group(block))),
             false => {
                 Block::restore(values, start.slots.iter().map(|slot| part(slot, block)).collect())
             }

@@ -296,7 +296,7 @@ mod tests {
             placement: Placement { shards: 2, remote: false, block_elems: 128, staging_bytes: 1 },
             weak: WeakSync::default(),
             update: UpdateConfig {
-                optimizer: OptimizerSpec::SGD,
+                optimizer: OptimizerSpec::SGD.into(),
                 learning_rate: 0.1,
                 schedule: Schedule::CONSTANT,
                 scaling: LrScaling::None,

@@ -74,7 +74,7 @@ impl Compute for Scattered {
 fn exact(dir: &Path, optimizer: OptimizerSpec) -> ServerConfig {
     let mut config = config(3);
     config.deterministic = true;
-    config.update.optimizer = optimizer;
+    config.update.optimizer = optimizer.into();
     config.limits.rounds = Some(ROUNDS);
     config.checkpoints = Some(CheckpointConfig { dir: dir.to_owned(), every: 10, keep: 100 });
     config
@@ -256,7 +256,7 @@ fn every_sample_is_used_once_an_epoch_whoever_resumes_on_whatever_shards() {
     let stage = |workers: usize, shards: u32, policy: &str| {
         let mut config = config(workers);
         config.policy = policy.parse().unwrap();
-        config.update.optimizer = OptimizerSpec::MOMENTUM;
+        config.update.optimizer = OptimizerSpec::MOMENTUM.into();
         config.placement.shards = shards;
         config.limits.rounds = None;
         config.limits.epochs = Some(3);
@@ -298,7 +298,7 @@ fn a_start_that_does_not_fit_the_run_is_refused_before_it_begins() {
     };
 
     let mut other = config.clone();
-    other.update.optimizer = OptimizerSpec::MOMENTUM;
+    other.update.optimizer = OptimizerSpec::MOMENTUM.into();
     let error = refused(other, saved.clone()).to_string();
     assert!(error.contains("2 vectors of optimizer state where"), "{error}");
 

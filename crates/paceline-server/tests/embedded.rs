@@ -14,7 +14,7 @@ use paceline_worker::{Embedded, Joining, Turn, WorkerConfig};
 
 fn averaging(workers: usize, policy: &str) -> ServerConfig {
     let mut config = config(workers);
-    config.update.optimizer = OptimizerSpec::Mean;
+    config.update.optimizer = OptimizerSpec::Mean.into();
     config.policy = policy.parse().unwrap();
     config.limits.rounds = Some(12);
     config

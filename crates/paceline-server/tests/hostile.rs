@@ -302,6 +302,16 @@ const MISDEEDS: &[Misdeed] = &[
         rogue.done(Version(u64::MAX), 8.0, 1.0);
         Version(0)
     }),
+    ("it gave 2 learning rates for 1 parameter groups", |rogue| {
+        let (base, samples) = rogue.ready();
+        rogue.done_with(base, f64::from(samples), 1.0, &[0.1, 0.1]);
+        base
+    }),
+    ("its learning rate NaN for parameter group 0 is not a rate", |rogue| {
+        let (base, samples) = rogue.ready();
+        rogue.done_with(base, f64::from(samples), 1.0, &[f32::NAN]);
+        base
+    }),
     ("w9 announced {id} twice", |rogue| {
         let (base, samples) = rogue.ready();
         rogue.done(base, f64::from(samples), 1.0);

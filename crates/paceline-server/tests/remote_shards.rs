@@ -85,7 +85,7 @@ async fn call(coordinator: SocketAddr, index: u32, of: u32) -> Result<(), Server
 fn exact(shards: u32, remote: bool) -> ServerConfig {
     let mut config = config(3);
     config.deterministic = true;
-    config.update.optimizer = OptimizerSpec::ADAMW;
+    config.update.optimizer = OptimizerSpec::ADAMW.into();
     config.placement.shards = shards;
     config.placement.remote = remote;
     config

@@ -6,7 +6,7 @@ use std::time::Duration;
 use paceline_core::{
     BlockClose, ContributionId, LeaveReason, Portion, ShardCounts, Straggler, Version, WorkerId,
 };
-use paceline_params::{Layout, OptimizerSpec, ParamHash, WireType};
+use paceline_params::{Layout, OptimizerGroups, ParamHash, WireType};
 use serde::{Deserialize, Serialize};
 
 /// The first frame on every connection: the peer's token and role.
@@ -229,6 +229,9 @@ pub enum FromWorker {
         square: Option<f64>,
         /// Shards whose values were older than the version.
         stale: Vec<u32>,
+        /// The learning rate of each parameter group for this round's update, before scaling by the
+        /// contributed weight. Empty to use the run's own rate and schedule.
+        learning_rates: Vec<f32>,
     },
     /// Stopped because of a cut.
     Aborted {
@@ -369,8 +372,8 @@ pub struct Apply {
     pub version: Version,
     /// Updates applied to the parameters, including this one.
     pub step: u64,
-    /// The learning rate.
-    pub learning_rate: f32,
+    /// The learning rate of each parameter group.
+    pub learning_rates: Vec<f32>,
     /// The factor from each sum to its clipped mean, one for each close.
     pub scales: Vec<f32>,
     /// Whether to report the hash of the parameters.
@@ -384,8 +387,8 @@ pub struct ShardSpec {
     pub index: u32,
     /// The whole layout.
     pub layout: Layout,
-    /// How updates are made.
-    pub optimizer: OptimizerSpec,
+    /// How updates are made, for each parameter group.
+    pub optimizer: OptimizerGroups,
     /// The encoding of gradients and parameters on the wire.
     pub wire: WireType,
     /// The version of the parameters that follow.

@@ -218,7 +218,8 @@ impl Outbox {
         let square = self.norms.then(|| norm_squared(&buffers.sum));
         let stale = data.stale().to_vec();
         mailbox.note_sent(base, weight);
-        report(FromWorker::Done { id, weight, loss, square, stale })?;
+        let learning_rates = Vec::new();
+        report(FromWorker::Done { id, weight, loss, square, stale, learning_rates })?;
         if !task.push_at_once && !mailbox.may_push(task, until) {
             return Ok(false);
         }

@@ -251,7 +251,7 @@ impl RunConfig {
 
     pub(crate) fn update_config(&self) -> UpdateConfig {
         UpdateConfig {
-            optimizer: self.update.optimizer,
+            optimizer: self.update.optimizer.into(),
             learning_rate: self.update.lr,
             schedule: self.update.schedule,
             scaling: self.lr_scaling(),

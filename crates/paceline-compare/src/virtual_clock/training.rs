@@ -175,7 +175,7 @@ impl<'a> Training<'a> {
             world: Turns::new(world, policy.as_ref()),
             coordinator: Coordinator::new(round, policy, ledger, Shards::all(1), Round(0)),
             sum: vec![0.0; params.len()],
-            block: Block::new(params, &config.update.optimizer),
+            block: Block::new(params, config.update.optimizer.of(0)),
             spares: Spares::new(4),
             staged: BTreeMap::new(),
             due: BinaryHeap::new(),
@@ -413,9 +413,10 @@ impl<'a> Training<'a> {
         let square = norm_squared(&self.sum);
         let (rule, noise) = (&self.config.update, self.coordinator.noise_scale());
         let sums = [SumOfBlocks { weight, square }];
-        let UpdatePlan { learning_rate: lr, scales } = UpdatePlan::new(rule, round.0, &sums, noise);
-        let update = Update { step: round.0 + 1, lr, scale: scales[0] };
-        self.block.apply(&rule.optimizer, update, &self.sum, &self.spares);
+        let plan = UpdatePlan::new(rule, round.0, &sums, noise, None);
+        let lr = plan.learning_rates[0];
+        let update = Update { step: round.0 + 1, lr, scale: plan.scales[0] };
+        self.block.apply(rule.optimizer.of(0), update, &self.sum, &self.spares);
         self.sum.fill(0.0);
         self.record.finite &= square.is_finite();
         self.record.rounds.push(VirtualRound {

@@ -34,13 +34,13 @@ pub enum CheckpointError {
         cause: serde_json::Error,
     },
     /// The manifest has another format version.
-    #[error("read {}: format {found}, where this version reads {supported}", path.display())]
+    #[error("read {}: format {found}, where this version reads up to {supported}", path.display())]
     Format {
         /// The manifest.
         path: PathBuf,
         /// Its format version.
         found: u64,
-        /// The format version that this crate reads.
+        /// The newest format version that this crate reads.
         supported: u64,
     },
     /// A file is shorter or longer than the manifest says.

@@ -11,10 +11,12 @@ use thiserror::Error;
 
 use super::{Checkpoint, CheckpointError, MANIFEST, OPTIMIZER, PARAMS};
 use crate::text::serde_as_text;
-use crate::{OptimizerSpec, TensorSpec};
+use crate::{OptimizerGroups, TensorSpec};
 
-/// The format that this version writes and reads.
-const FORMAT: u64 = 1;
+/// The format that this version writes. It reads all formats up to this one.
+///
+/// Since format 2, tensors have a parameter group and there is an optimizer for each group.
+const FORMAT: u64 = 2;
 
 /// The contents of `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -32,8 +34,8 @@ pub struct Manifest {
     pub step: u64,
     /// The name of the model.
     pub model: String,
-    /// The rule that the optimizer's state belongs to.
-    pub optimizer: OptimizerSpec,
+    /// The optimizers that the state belongs to.
+    pub optimizer: OptimizerGroups,
     /// The other files.
     pub files: Vec<FileEntry>,
     /// The tensors, in the order of the flat vector.
@@ -68,7 +70,7 @@ impl Manifest {
             version: checkpoint.version,
             step: checkpoint.step,
             model: checkpoint.model.clone(),
-            optimizer: checkpoint.optimizer,
+            optimizer: checkpoint.optimizer.clone(),
             files,
             tensors: checkpoint.tensors.clone(),
             state: checkpoint.state.clone(),
@@ -108,7 +110,7 @@ impl Manifest {
             let path = path.to_owned();
             return Err(CheckpointError::Checksum { path, expected: seal, found });
         }
-        if format != FORMAT {
+        if !(1..=FORMAT).contains(&format) {
             let path = path.to_owned();
             return Err(CheckpointError::Format { path, found: format, supported: FORMAT });
         }
@@ -129,7 +131,7 @@ fn unseal(text: &[u8], seal: Crc32) -> String {
 }
 
 /// The files that a checkpoint with this optimizer has beside the manifest.
-fn file_names(optimizer: &OptimizerSpec) -> Vec<&'static str> {
+fn file_names(optimizer: &OptimizerGroups) -> Vec<&'static str> {
     if optimizer.slot_names().is_empty() { vec![PARAMS] } else { vec![PARAMS, OPTIMIZER] }
 }
 
@@ -172,6 +174,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::OptimizerSpec;
 
     fn manifest() -> Manifest {
         Manifest {
@@ -181,9 +184,9 @@ mod tests {
             version: 13,
             step: 13,
             model: "mlp".to_owned(),
-            optimizer: OptimizerSpec::SGD,
+            optimizer: "sgd;sgd:weight_decay=0.1".parse().unwrap(),
             files: vec![FileEntry { name: PARAMS.to_owned(), bytes: 96, crc32: Crc32(0xbeef) }],
-            tensors: vec![TensorSpec::new("w", [2, 3])],
+            tensors: vec![TensorSpec::new("w", [2, 3]).in_group(1)],
             state: json!({ "loss": 0.1 + 0.2, "seal": "00000000" }),
         }
     }
@@ -220,10 +223,23 @@ mod tests {
     #[test]
     fn a_later_format_is_not_taken_for_damage() {
         let text = serde_json::to_string_pretty(&manifest()).unwrap();
-        let later = reseal(&text.replace("\"format\": 1", "\"format\": 2"));
+        let later = reseal(&text.replace("\"format\": 2", "\"format\": 3"));
         let error = decode(&later).unwrap_err();
         assert!(!error.is_damage());
-        assert_eq!(error.to_string(), "read m: format 2, where this version reads 1");
+        assert_eq!(error.to_string(), "read m: format 3, where this version reads up to 2");
+    }
+
+    #[test]
+    fn a_manifest_from_before_parameter_groups_is_still_read() {
+        let text = serde_json::to_string_pretty(&manifest()).unwrap();
+        let old = text
+            .replace("\"format\": 2", "\"format\": 1")
+            .replace("sgd;sgd:weight_decay=0.1", "sgd")
+            .replace(",\n      \"group\": 1", "");
+        assert!(!old.contains("group"));
+        let old = decode(&reseal(&old)).unwrap();
+        assert_eq!(old.optimizer, OptimizerSpec::SGD.into());
+        assert_eq!(old.tensors, [TensorSpec::new("w", [2, 3])]);
     }
 
     #[test]

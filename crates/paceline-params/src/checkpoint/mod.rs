@@ -25,7 +25,7 @@ mod write;
 
 use serde_json::Value;
 
-use crate::{FlatVec, Layout, LayoutError, OptimizerSpec, TensorSpec};
+use crate::{FlatVec, Layout, LayoutError, OptimizerGroups, TensorSpec};
 
 pub use directory::{Damaged, Latest, Pruned, latest, list, prune, remove};
 pub use error::CheckpointError;
@@ -49,13 +49,13 @@ pub struct Checkpoint {
     pub step: u64,
     /// The name of the model.
     pub model: String,
-    /// The rule that the optimizer's state belongs to.
-    pub optimizer: OptimizerSpec,
+    /// The optimizers that the state belongs to.
+    pub optimizer: OptimizerGroups,
     /// The tensors, in the order of the flat vector.
     pub tensors: Vec<TensorSpec>,
     /// The parameters, as one flat vector.
     pub params: FlatVec,
-    /// The optimizer's state: one flat vector for each of [`OptimizerSpec::slot_names`].
+    /// The optimizer's state: one flat vector for each of [`OptimizerGroups::slot_names`].
     pub slots: Vec<FlatVec>,
     /// Other state of the run, for instance the data ledger.
     pub state: Value,

@@ -7,7 +7,7 @@ use paceline_core::{
 use paceline_params::Block;
 use paceline_wire::message::{FromShard, FromWorker, Job, ToShard, ToWorker};
 
-use super::Run;
+use super::{Run, rates::check_rates};
 use crate::{
     credits::Credits,
     input::{Call, Ended},
@@ -91,8 +91,9 @@ impl Run {
                 self.core.handle_progress(worker, id, done, now);
                 Ok(())
             }
-            FromWorker::Done { id, weight, loss, square, stale } => {
-                self.announced(worker, Announcement { id, weight, loss, square }, &stale)
+            FromWorker::Done { id, weight, loss, square, stale, learning_rates } => {
+                let announcement = Announcement { id, weight, loss, square };
+                self.announced(worker, announcement, &stale, learning_rates)
             }
             FromWorker::Aborted { id, done } => {
                 self.core.handle_aborted(worker, id, done, now).map_err(fault)
@@ -144,9 +145,15 @@ impl Run {
         worker: WorkerId,
         announcement: Announcement,
         stale: &[u32],
+        rates: Vec<f32>,
     ) -> Result<(), LeaveReason> {
         let (now, id) = (self.now(), announcement.id);
+        check_rates(&rates, self.config.update.optimizer.len()).map_err(LeaveReason::Misbehaved)?;
+        let base = self.core.contribution(worker, id).map(|contribution| contribution.base);
         self.core.handle_done(worker, announcement, now).map_err(fault)?;
+        if let Some(base) = base {
+            self.updates.rates.announce(worker, id, base, rates);
+        }
         for &shard in stale {
             if let Some(workers) = self.updates.open.stale.get_mut(shard as usize) {
                 *workers += 1;

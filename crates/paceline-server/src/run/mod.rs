@@ -3,6 +3,7 @@
 mod checkpoint_retry;
 mod ending;
 mod members;
+mod rates;
 mod replicas;
 mod snapshots;
 mod updates;
@@ -162,6 +163,12 @@ fn check_start(start: &Start, config: &ServerConfig, layout: &Layout) -> Result<
     if slots != 0 && slots != kept {
         return Err(ServerError::Start(format!(
             "{slots} vectors of optimizer state where {optimizer} keeps {kept}"
+        )));
+    }
+    let (groups, used) = (optimizer.len(), layout.groups());
+    if groups < used {
+        return Err(ServerError::Start(format!(
+            "tensors in {used} parameter groups, optimizers for {groups}"
         )));
     }
     match std::iter::once(&start.params).chain(&start.slots).find(|flat| flat.len() != total) {
@@ -477,6 +484,9 @@ impl Driver for Run {
         let &Accepted { id, worker, loss, blocks, share, .. } = accepted;
         self.updates.open.loss =
             self.updates.open.loss.zip(loss).map(|(sum, loss)| sum + share * loss);
+        if let Some(conflict) = self.updates.rates.accept(worker, id) {
+            tracing::warn!("{conflict}");
+        }
         self.members.doubtful = false;
         let accept = ToShard::Accept { worker, id, share: share as f32 };
         let there = |shard: &&ShardId| blocks.contains(self.layout.shard_blocks(shard.0).start);

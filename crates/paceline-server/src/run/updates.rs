@@ -9,13 +9,15 @@ use paceline_core::{
 use paceline_params::{Clip, ParamHash, SumOfBlocks, UpdatePlan, gradient_norm, update_weight};
 use paceline_wire::message::{Apply, ToShard, ToWorker};
 
-use super::Run;
+use super::{Run, rates::Rates};
 
 /// A round between its close and the publication of its update.
 pub(super) struct Updating {
     round: Round,
     closes: Vec<BlockClose>,
     loss: Option<f64>,
+    /// The learning rates that its workers gave, if they did.
+    rates: Option<Vec<f32>>,
     /// The sum of each close, over the reports of the shards so far.
     sums: Vec<SumOfBlocks>,
     /// The shards of the round; below, how many of them have not reported their sums and their update.
@@ -33,6 +35,7 @@ pub(super) struct Updating {
 pub(super) struct Updates {
     pub(super) current: Option<Updating>,
     pub(super) open: RoundTally,
+    pub(super) rates: Rates,
     /// The version that each shard is making, or has made last.
     versions: Vec<Version>,
     /// When each shard was last told to close a round.
@@ -80,6 +83,7 @@ impl Updates {
         Updates {
             current: None,
             open: RoundTally::new(shards),
+            rates: Rates::default(),
             versions: vec![version; shards],
             told: vec![Time::ZERO; shards],
             belated: vec![ShardWork::default(); shards],
@@ -121,6 +125,10 @@ impl Run {
         let mut update = Updating {
             round,
             loss: self.updates.open.loss.map(|loss| loss / update_weight(&sums)),
+            rates: self
+                .updates
+                .rates
+                .close(|worker, id| self.core.contribution(worker, id).is_some()),
             sums,
             closes: closes.to_vec(),
             unsummed: of.len(),
@@ -197,12 +205,13 @@ impl Run {
     fn plan(&mut self) -> Option<Apply> {
         let noise = self.core.noise_scale();
         let update = self.updates.current.as_mut()?;
-        let plan = UpdatePlan::new(&self.config.update, update.round.0, &update.sums, noise);
+        let (config, round, given) = (&self.config.update, update.round.0, update.rates.as_deref());
+        let plan = UpdatePlan::new(config, round, &update.sums, noise, given);
         self.updates.step += 1;
         let apply = Apply {
             version: update.round.base().next(),
             step: self.updates.step,
-            learning_rate: plan.learning_rate,
+            learning_rates: plan.learning_rates.clone(),
             scales: plan.scales.clone(),
             hash: self.config.deterministic,
         };
@@ -293,7 +302,7 @@ impl Run {
         let kind = EventKind::Updated {
             round,
             version,
-            learning_rate: plan.learning_rate,
+            learning_rate: plan.learning_rates[0],
             gradient_norm: norm,
             noise_scale: self.core.noise_scale(),
             loss,

@@ -3,7 +3,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use paceline_params::{Block, Layout, OptimizerSpec, WireType};
+use paceline_params::{Block, Layout, OptimizerGroups, WireType};
 use paceline_wire::{
     FrameError, FrameReader, FrameWriter,
     frame::{BlockHead, Header},
@@ -27,7 +27,7 @@ pub(crate) struct BlockShape {
 }
 
 impl BlockShape {
-    pub(crate) fn new(layout: &Layout, shard: u32, optimizer: &OptimizerSpec) -> Self {
+    pub(crate) fn new(layout: &Layout, shard: u32, optimizer: &OptimizerGroups) -> Self {
         let blocks = layout.shard_blocks(shard);
         BlockShape {
             lengths: blocks.map(|block| layout.block_range(block).len()).collect(),
@@ -243,7 +243,7 @@ mod tests {
 
     #[tokio::test]
     async fn messages_do_not_wait_for_the_blocks_of_a_snapshot() {
-        let optimizer = OptimizerSpec::MOMENTUM;
+        let optimizer = paceline_params::OptimizerSpec::MOMENTUM.into();
         let block = |value| Block::restore(vec![value; 500], vec![vec![-value; 500]]);
         let snapshot = |version| ShardReport {
             message: FromShard::Snapshot { version: Version(version) },

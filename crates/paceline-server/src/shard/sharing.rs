@@ -211,7 +211,7 @@ mod tests {
         ShardSpec {
             index: 1,
             layout: Layout::new(vec![TensorSpec::new("w", [10])], 2, 2).unwrap(),
-            optimizer: OptimizerSpec::SGD,
+            optimizer: OptimizerSpec::SGD.into(),
             wire: WireType::F32,
             version: Version(0),
             staging: 1,
@@ -243,13 +243,13 @@ mod tests {
             .layout
             .shard_blocks(1)
             .map(|block| {
-                Block::new(vec![0.0; spec.layout.block_range(block).len()], &spec.optimizer)
+                Block::new(vec![0.0; spec.layout.block_range(block).len()], spec.optimizer.of(0))
             })
             .collect();
         assert_eq!(mirror.finish(3, &blocks), None, "no version was begun");
         for version in 4..8u64 {
             mirror.begin();
-            blocks[0] = Block::new(vec![version as f32; 2], &spec.optimizer);
+            blocks[0] = Block::new(vec![version as f32; 2], spec.optimizer.of(0));
             mirror.write(0, blocks[0].values());
             let segment = mirror.finish(version, &blocks).unwrap() as usize;
             let mut copy = vec![9.0; len];

@@ -29,6 +29,10 @@ pub(crate) enum ShardError {
     WrongBlocks { got: usize, expected: usize },
     #[error("update with {got} scales for {expected} closes")]
     WrongScales { got: usize, expected: usize },
+    #[error("update with {got} learning rates for {expected} parameter groups")]
+    WrongRates { got: usize, expected: usize },
+    #[error("optimizers for {got} parameter groups where the tensors are in {expected}")]
+    WrongGroups { got: usize, expected: usize },
 }
 
 /// How many accepted contributions may wait, in a staging memory for `staging` of them, until there are more
@@ -81,6 +85,10 @@ impl ShardState {
         blocks: Vec<Block>,
         mirror: Option<Mirror>,
     ) -> Result<Self, ShardError> {
+        let (got, expected) = (spec.optimizer.len(), spec.layout.groups());
+        if got < expected {
+            return Err(ShardError::WrongGroups { got, expected });
+        }
         let range = spec.layout.shard_blocks(spec.index);
         let lengths: Vec<usize> = range.clone().map(|b| spec.layout.block_range(b).len()).collect();
         let got: Vec<usize> = blocks.iter().map(|block| block.values().len()).collect();
@@ -235,7 +243,9 @@ impl ShardState {
     ) -> Result<Vec<f64>, ShardError> {
         let accepted = std::mem::take(&mut self.accepted);
         let mut norms = Vec::with_capacity(closes.len());
-        self.check_scales(&closes, apply)?;
+        if let Some(apply) = apply {
+            self.check_update(&closes, apply)?;
+        }
         for (index, close) in closes.iter().enumerate() {
             let blocks = self.blocks_of(close);
             if blocks.is_empty() {
@@ -298,19 +308,22 @@ impl ShardState {
         here.filter(|&block| close.blocks.contains(self.first_block + block as u32)).collect()
     }
 
-    fn check_scales(&self, closes: &[BlockClose], apply: Option<&Apply>) -> Result<(), ShardError> {
-        match apply.map(|apply| apply.scales.len()) {
-            Some(got) if got != closes.len() => {
-                Err(ShardError::WrongScales { got, expected: closes.len() })
-            }
-            _ => Ok(()),
+    fn check_update(&self, closes: &[BlockClose], apply: &Apply) -> Result<(), ShardError> {
+        let (got, expected) = (apply.scales.len(), closes.len());
+        if got != expected {
+            return Err(ShardError::WrongScales { got, expected });
+        }
+        let (got, expected) = (apply.learning_rates.len(), self.spec.optimizer.len());
+        match got == expected {
+            true => Ok(()),
+            false => Err(ShardError::WrongRates { got, expected }),
         }
     }
 
     /// Applies the closed round's update to every block, with the scale of its close.
     pub(crate) fn apply(&mut self, apply: &Apply) -> Result<(), ShardError> {
         let closes = std::mem::take(&mut self.closes);
-        self.check_scales(&closes, Some(apply))?;
+        self.check_update(&closes, apply)?;
         for (index, close) in closes.iter().enumerate() {
             for block in self.blocks_of(close) {
                 self.update(block, apply, index);
@@ -322,9 +335,11 @@ impl ShardState {
     /// Applies a block's sum, unless it has no contribution. The sum's buffer is then free.
     fn update(&mut self, block: usize, apply: &Apply, close: usize) {
         if let Some(sum) = self.sums[block].take() {
-            let Apply { step, learning_rate: lr, .. } = *apply;
-            let update = Update { step, lr, scale: apply.scales[close] };
-            self.blocks[block].apply(&self.spec.optimizer, update, &sum, &self.spares);
+            let group = self.spec.layout.group(self.first_block + block as u32);
+            let (lr, scale) = (apply.learning_rates[group as usize], apply.scales[close]);
+            let update = Update { step: apply.step, lr, scale };
+            let optimizer = self.spec.optimizer.of(group);
+            self.blocks[block].apply(optimizer, update, &sum, &self.spares);
             // While the block is in the cache.
             if let Some(mirror) = &mut self.mirror {
                 mirror.write(block, self.blocks[block].values());
@@ -362,44 +377,49 @@ mod tests {
     use std::{collections::BTreeSet, time::Duration};
 
     use paceline_core::Blocks;
-    use paceline_params::{BufferPool, Layout, OptimizerSpec, TensorSpec};
+    use paceline_params::{BufferPool, Layout, TensorSpec};
     use paceline_shm::{Segment, View};
 
     use super::*;
 
-    /// A shard of three blocks of two values, all zero, plain SGD.
-    fn shard(fold_at_close: bool) -> ShardState {
-        let layout = Layout::new(vec![TensorSpec::new("w", [6])], 2, 1).unwrap();
-        let optimizer = OptimizerSpec::SGD;
-        let blocks = (0..3).map(|_| Block::new(vec![0.0; 2], &optimizer)).collect();
-        let version = Version(0);
-        let spec = ShardSpec {
+    fn spec(tensors: Vec<TensorSpec>, optimizer: &str, fold_at_close: bool) -> ShardSpec {
+        ShardSpec {
             index: 0,
-            layout,
-            optimizer,
+            layout: Layout::new(tensors, 2, 1).unwrap(),
+            optimizer: optimizer.parse().unwrap(),
             wire: WireType::F32,
-            version,
+            version: Version(0),
             staging: 9,
             fold_at_close,
             patience: Duration::ZERO,
             sharers: None,
             history: 0,
-        };
+        }
+    }
+
+    /// A shard of three blocks of two values, all zero, plain SGD.
+    fn shard(fold_at_close: bool) -> ShardState {
+        let spec = spec(vec![TensorSpec::new("w", [6])], "sgd", fold_at_close);
+        let blocks = (0..3).map(|_| Block::new(vec![0.0; 2], spec.optimizer.of(0))).collect();
         ShardState::new(spec, blocks, None).unwrap()
     }
 
     fn staged(worker: u32, values: [f32; 6]) -> Staged {
+        in_blocks(worker, values.chunks(2))
+    }
+
+    fn in_blocks<'a>(worker: u32, blocks: impl Iterator<Item = &'a [f32]>) -> Staged {
         let pool = Arc::new(BufferPool::new(1 << 20));
-        let part = |i: usize| {
-            let mut lease = pool.lease(2).unwrap();
-            lease.copy_from_slice(&values[2 * i..2 * i + 2]);
+        let part = |values: &[f32]| {
+            let mut lease = pool.lease(values.len()).unwrap();
+            lease.copy_from_slice(values);
             lease
         };
         Staged {
             worker: WorkerId(worker),
             id: ContributionId(0),
             session: 0,
-            parts: Parts::Received((0..3).map(part).collect()),
+            parts: Parts::Received(blocks.map(part).collect()),
             _place: None,
         }
     }
@@ -409,8 +429,8 @@ mod tests {
     }
 
     fn update(scales: &[f32]) -> Apply {
-        let (version, step, learning_rate) = (Version(1), 1, 1.0);
-        Apply { version, step, learning_rate, scales: scales.to_vec(), hash: false }
+        let (version, step, learning_rates) = (Version(1), 1, vec![1.0]);
+        Apply { version, step, learning_rates, scales: scales.to_vec(), hash: false }
     }
 
     fn values(shard: &ShardState) -> Vec<f32> {
@@ -511,6 +531,58 @@ mod tests {
         let closes = vec![close(first, &[1]), close(rest, &[0, 1])];
         shard.close(closes, Some(&update(&[1.0, 0.5]))).unwrap();
         assert_eq!(values(&shard), [-1.0, -1.0, -2.0, -2.0, -3.0, -3.0]);
+    }
+
+    /// Steps two groups of three values, each block in one group, and compares them with those that
+    /// `torch.optim` gives with the same options and rates.
+    #[track_caller]
+    fn check_groups(optimizer: &str, expected: [f32; 6]) {
+        let tensors = ["a", "b"].map(|name| TensorSpec::new(name, [3]));
+        let tensors = tensors.into_iter().zip(0..).map(|(tensor, group)| tensor.in_group(group));
+        let spec = spec(tensors.collect(), optimizer, true);
+        let layout = spec.layout.clone();
+        let ranges = || (0..layout.blocks()).map(|block| layout.block_range(block));
+        let start = [1.0, -0.5, 0.25, 2.0, -1.5, 0.75];
+        let block = |range: Range<usize>| Block::new(start[range].to_vec(), spec.optimizer.of(0));
+        let blocks = ranges().map(block).collect();
+        let mut shard = ShardState::new(spec, blocks, None).unwrap();
+        for step in 1..=5 {
+            let gradient = |i: u64| ((37 * i + 23 * step) % 64) as f32 / 32.0 - 31.0 / 32.0;
+            let gradients: Vec<f32> = (0..6).map(gradient).collect();
+            shard.stage(in_blocks(0, ranges().map(|range| &gradients[range])));
+            shard.accept(WorkerId(0), ContributionId(0), 1.0).unwrap();
+            let learning_rates = vec![0.1 / step as f32, 0.03];
+            let apply = Apply { step, learning_rates, ..update(&[1.0]) };
+            shard.close(vec![close(Blocks::All, &[0])], Some(&apply)).unwrap();
+        }
+        for (value, expected) in values(&shard).into_iter().zip(expected) {
+            assert!(
+                (value - expected).abs() <= 1e-6 * (0.5 + expected.abs()),
+                "{value} {expected}"
+            );
+        }
+    }
+
+    #[test]
+    fn each_group_has_its_own_options_and_rates() {
+        check_groups(
+            "adam:weight_decay=0.1;adam:beta1=0.8,beta2=0.95",
+            [1.078_925, -0.615_225_4, 0.083_838_75, 2.063_596_5, -1.489_993_3, 0.750_659_8],
+        );
+        check_groups(
+            "momentum:0.9,nesterov,weight_decay=0.1;momentum:0.5",
+            [0.996_822_54, -0.627_142_2, 0.098_308_466, 2.039_785, -1.462_382_9, 0.714_199_24],
+        );
+    }
+
+    #[test]
+    fn groups_without_an_optimizer_or_a_rate_are_refused() {
+        let tensors = vec![TensorSpec::new("w", [2]).in_group(1)];
+        let refused = ShardState::new(spec(tensors, "sgd", true), Vec::new(), None).err();
+        assert_eq!(refused, Some(ShardError::WrongGroups { got: 1, expected: 2 }));
+        let apply = Apply { learning_rates: vec![0.1, 0.2], ..update(&[1.0]) };
+        let refused = shard(true).close(vec![close(Blocks::All, &[])], Some(&apply));
+        assert_eq!(refused, Err(ShardError::WrongRates { got: 2, expected: 1 }));
     }
 
     #[test]

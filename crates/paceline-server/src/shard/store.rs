@@ -132,7 +132,7 @@ impl Store {
         faults: Option<Arc<dyn ShardFaults>>,
         report: Report,
     ) -> Self {
-        // The last block may be shorter; a buffer for it need not be.
+        // A block may be shorter; a buffer for it need not be.
         let blocks = spec.layout.shard_blocks(spec.index).len();
         let bytes = blocks * spec.layout.block_elems() * size_of::<f32>();
         let room = spec.staging as usize;

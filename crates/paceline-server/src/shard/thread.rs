@@ -209,7 +209,7 @@ mod tests {
         ShardSpec {
             index: 0,
             layout: Layout::new(vec![TensorSpec::new("w", [2])], 2, 1).unwrap(),
-            optimizer: OptimizerSpec::SGD,
+            optimizer: OptimizerSpec::SGD.into(),
             wire: WireType::F32,
             version: Version(0),
             staging: 1,

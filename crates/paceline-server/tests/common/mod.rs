@@ -57,7 +57,7 @@ pub fn config(workers: usize) -> ServerConfig {
         placement: Placement { shards: 2, remote: false, block_elems: 128, staging_bytes: 1 << 30 },
         wire: WireType::F32,
         update: UpdateConfig {
-            optimizer: OptimizerSpec::SGD,
+            optimizer: OptimizerSpec::SGD.into(),
             learning_rate: 0.1,
             schedule: Schedule::default(),
             scaling: LrScaling::None,

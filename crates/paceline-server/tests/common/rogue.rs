@@ -169,6 +169,11 @@ impl Rogue {
     }
 
     pub fn done(&mut self, base: Version, weight: f64, loss: f64) {
+        self.done_with(base, weight, loss, &[]);
+    }
+
+    /// Announces a contribution with learning rates for its round.
+    pub fn done_with(&mut self, base: Version, weight: f64, loss: f64, rates: &[f32]) {
         let id = self.id(base);
         self.control.say(&FromWorker::Done {
             id,
@@ -176,6 +181,7 @@ impl Rogue {
             loss: Some(loss),
             square: None,
             stale: Vec::new(),
+            learning_rates: rates.to_vec(),
         });
     }
 
