@@ -379,6 +379,8 @@ pub enum StopReason {
     TargetLoss,
     /// The time is up.
     TimeLimit,
+    /// All workers have finished and left.
+    WorkersFinished,
     /// The run was interrupted.
     Interrupted,
     /// Too few live workers for too long.
@@ -414,6 +416,7 @@ impl fmt::Display for StopReason {
             StopReason::TargetAccuracy => write!(f, "target accuracy reached"),
             StopReason::TargetLoss => write!(f, "target loss reached"),
             StopReason::TimeLimit => write!(f, "time limit reached"),
+            StopReason::WorkersFinished => write!(f, "all workers have finished"),
             StopReason::Interrupted => write!(f, "interrupted"),
             StopReason::QuorumLost { live, quorum, grace } => write!(
                 f,

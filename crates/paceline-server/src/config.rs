@@ -56,6 +56,8 @@ pub struct ServerConfig {
     pub deterministic: bool,
     /// Checkpoints, if any are to be written.
     pub checkpoints: Option<CheckpointConfig>,
+    /// The file in which the newest state of an offered run is kept, if it is.
+    pub state_file: Option<PathBuf>,
     /// Rounds between evaluations on the test set.
     pub evaluate_every: u64,
     /// Time between a worker's heartbeats.
@@ -135,6 +137,8 @@ pub struct Limits {
     pub loss: Option<f64>,
     /// Time since this process began the run.
     pub time: Option<Duration>,
+    /// Whether the run is over once all workers that joined it have finished and left.
+    pub workers_finish: bool,
 }
 
 /// Where and how often checkpoints are written.

@@ -1,5 +1,7 @@
 //! The door: the handshake of every incoming connection, which is then admitted or refused.
 
+mod state;
+
 use std::{
     io::ErrorKind,
     sync::{Arc, OnceLock},
@@ -36,6 +38,9 @@ use crate::{
 /// Messages of one worker that may be queued for the coordinator. Further messages wait in the worker's
 /// connection.
 const BACKLOG: usize = 64;
+
+/// The refusal of a peer that looks for the coordinator at a shard's address.
+const NO_COORDINATOR: &str = "this is a shard, not the coordinator";
 
 /// The pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -114,6 +119,10 @@ impl Door {
             Role::Shard { index, of, address } => {
                 self.shard(reader, writer, peer, (index, of, address)).await;
             }
+            Role::Offer => self.offer(reader, writer, peer).await,
+            Role::State { worker, session, upload } => {
+                self.state(reader, writer, peer, (worker, session, upload)).await;
+            }
         }
     }
 
@@ -161,7 +170,7 @@ impl Door {
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
         let Some(coordinator) = &self.coordinator else {
-            return self.refuse(writer, peer, "this is a shard, not the coordinator").await;
+            return self.refuse(writer, peer, NO_COORDINATOR).await;
         };
         let (outbox, frames) = unbounded_channel();
         let (reply, answer) = oneshot::channel();
@@ -229,7 +238,7 @@ impl Door {
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
         let Some(coordinator) = &self.coordinator else {
-            return self.refuse(writer, peer, "this is a shard, not the coordinator").await;
+            return self.refuse(writer, peer, NO_COORDINATOR).await;
         };
         let (commands, queue) = unbounded_channel();
         let (reply, answer) = oneshot::channel();

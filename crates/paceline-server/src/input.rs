@@ -1,17 +1,19 @@
 //! The coordinator's inputs, in one queue.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use paceline_core::{LeaveReason, Version, WorkerId};
 use paceline_wire::{
     FrameError,
     message::{FromWorker, Job},
+    offer::{Offer, OfferReply},
 };
 use tokio::sync::{OwnedSemaphorePermit, mpsc::UnboundedSender, oneshot};
 
 use crate::{
     run::Evaluation,
     shard::{ShardCommand, ShardReport, link::BlockShape},
+    state::StateBlob,
     workers::Outbox,
 };
 
@@ -31,6 +33,14 @@ pub(crate) enum Input {
     Evaluated { version: Version, result: Result<Evaluation, String> },
     /// A checkpoint has ended; `None` if the parameters are not finite.
     Checkpointed { version: Version, result: Result<Option<PathBuf>, String> },
+    /// A worker offers its model and data.
+    Offer(OfferCall),
+    /// A worker asks to send a state, or to fetch the newest one.
+    State(StateCall),
+    /// A worker's upload has ended: with a state, or `None` with an error.
+    Uploaded { worker: WorkerId, session: u64, blob: Option<StateBlob> },
+    /// The newest state is on disk, or the file could not be written.
+    StateWritten { version: Version, result: Result<(), String> },
 }
 
 /// A connection that has ended.
@@ -65,4 +75,42 @@ pub(crate) struct ShardCall {
     pub(crate) address: String,
     pub(crate) commands: UnboundedSender<ShardCommand>,
     pub(crate) reply: oneshot::Sender<Result<BlockShape, String>>,
+}
+
+/// A worker that offers its model and data.
+pub(crate) struct OfferCall {
+    pub(crate) offer: Offer,
+    pub(crate) reply: oneshot::Sender<Result<OfferAnswer, String>>,
+}
+
+/// The answer to an offer that is not refused.
+pub(crate) enum OfferAnswer {
+    /// The run has its model already.
+    Run(OfferReply),
+    /// The offer defines the run: its initial state, of at most `bound` bytes, goes to `states`.
+    Define { bound: u64, states: oneshot::Sender<InitialState> },
+}
+
+/// The state that a run starts from.
+pub(crate) struct InitialState {
+    pub(crate) blob: StateBlob,
+    /// Whether the run starts from it.
+    pub(crate) reply: oneshot::Sender<Result<(), String>>,
+}
+
+/// A worker that asks to send a state or to fetch one.
+pub(crate) struct StateCall {
+    pub(crate) worker: WorkerId,
+    pub(crate) session: u64,
+    /// The version that it sends.
+    pub(crate) upload: Option<Version>,
+    pub(crate) reply: oneshot::Sender<Result<StateGrant, String>>,
+}
+
+/// The permission to send a state or to fetch one.
+pub(crate) enum StateGrant {
+    /// Send the state of `version`, of at most `bound` bytes.
+    Upload { version: Version, bound: u64 },
+    /// Fetch this one.
+    Download(Arc<StateBlob>),
 }

@@ -1,7 +1,7 @@
 //! The server: one coordinator and its shards, in one process or in several.
 //!
-//! [`serve`] drives the sans-IO coordinator of `paceline-core` from sockets and a clock; [`serve_shard`] runs
-//! one shard in a process of its own. The core decides, `shard` sums, and this crate moves messages between
+//! [`serve`] drives the sans-IO coordinator of `paceline-core` from sockets and a clock; [`serve_offered`] does
+//! so for workers that bring their model; [`serve_shard`] runs one shard in a process of its own. The core decides, `shard` sums, and this crate moves messages between
 //! them.
 
 mod checkpoints;
@@ -11,12 +11,13 @@ mod door;
 mod faults;
 mod handshakes;
 mod input;
+mod offered;
 mod placement;
 mod remote;
 mod rules;
 mod run;
 mod shard;
-
+mod state;
 mod workers;
 
 pub use config::{
@@ -26,4 +27,4 @@ pub use config::{
 pub use faults::ShardFaults;
 pub use remote::{ShardConfig, serve_shard};
 pub use rules::{ConfigError, MAX_SHARDS, Rules};
-pub use run::{Evaluation, Evaluator, Outcome, ServerError, serve};
+pub use run::{Evaluation, Evaluator, Outcome, ServerError, serve, serve_offered};

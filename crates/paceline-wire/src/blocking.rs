@@ -6,7 +6,7 @@ use paceline_params::{WireType, widen};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::frame::{
-    BLOCK_HEAD_LEN, BlockHead, FrameError, HALF_CHUNK, HEADER_LEN, Header, MAX_CONTROL,
+    BLOCK_HEAD_LEN, BlockHead, FrameError, HALF_CHUNK, HEADER_LEN, Header, MAX_CHUNK, MAX_CONTROL,
     PREAMBLE_LEN, Values, check_preamble, decode_control, encode_control, preamble,
 };
 
@@ -56,8 +56,19 @@ impl<R: Read> BlockingReader<R> {
     pub fn message<T: DeserializeOwned>(&mut self) -> Result<T, FrameError> {
         match self.header()? {
             Header::Control(len) => self.control(len),
-            Header::Block(..) => Err(FrameError::WrongKind { expected: "control" }),
+            _ => Err(FrameError::WrongKind { expected: "control" }),
         }
+    }
+
+    /// The next frame, which must be a chunk of a state: appends it to `bytes` and returns its length.
+    pub fn chunk(&mut self, bytes: &mut Vec<u8>) -> Result<usize, FrameError> {
+        let Header::Chunk(len) = self.header()? else {
+            return Err(FrameError::WrongKind { expected: "chunk" });
+        };
+        let before = bytes.len();
+        bytes.resize(before + len, 0);
+        self.exact(&mut bytes[before..])?;
+        Ok(len)
     }
 
     /// The head of the block that a header announced.
@@ -120,6 +131,13 @@ impl<W: Write> BlockingWriter<W> {
     /// Sends a control message.
     pub fn message<T: Serialize>(&mut self, message: &T) -> Result<(), FrameError> {
         Ok(self.inner.write_all(&encode_control(message)?)?)
+    }
+
+    /// Sends a chunk of a state, of at most [`MAX_CHUNK`] bytes.
+    pub fn chunk(&mut self, bytes: &[u8]) -> Result<(), FrameError> {
+        debug_assert!(bytes.len() <= MAX_CHUNK);
+        self.inner.write_all(&Header::Chunk(bytes.len()).encode())?;
+        Ok(self.inner.write_all(bytes)?)
     }
 
     /// Sends a block: one vectored write without copying the values, if the socket takes it.

@@ -1,4 +1,4 @@
-//! Frames: eight bytes of header, then a control message or a block of values. No I/O here.
+//! Frames: eight bytes of header, then a control message, a block of values, or a chunk of bytes. No I/O here.
 //!
 //! Every length read from the wire is bounded before anything is allocated for it.
 
@@ -29,11 +29,15 @@ pub const MAX_CONTROL: usize = 4 << 20;
 /// The longest block, in bytes of data.
 pub const MAX_BLOCK: usize = 64 << 20;
 
+/// The longest chunk of a state, in bytes.
+pub const MAX_CHUNK: usize = 1 << 20;
+
 const MAGIC: [u8; 4] = *b"PCLN";
 const KIND_CONTROL: u8 = 1;
 const KIND_F32: u8 = 2;
 const KIND_BF16: u8 = 3;
 const KIND_F16: u8 = 4;
+const KIND_CHUNK: u8 = 5;
 
 /// Number of 16-bit values that are read at once before they are widened: few enough to stay in the cache.
 pub(crate) const HALF_CHUNK: usize = 1 << 15;
@@ -108,6 +112,8 @@ pub enum Header {
     Control(usize),
     /// A block head, and this many values of that type after it.
     Block(WireType, usize),
+    /// A chunk of a state, of this many bytes.
+    Chunk(usize),
 }
 
 impl Header {
@@ -123,6 +129,7 @@ impl Header {
             KIND_F32 => Self::block(WireType::F32, len),
             KIND_BF16 => Self::block(WireType::Half(Half::Bf16), len),
             KIND_F16 => Self::block(WireType::Half(Half::F16), len),
+            KIND_CHUNK => bounded(len, MAX_CHUNK).map(Header::Chunk),
             other => Err(FrameError::UnknownKind(other)),
         }
     }
@@ -139,7 +146,7 @@ impl Header {
     pub fn frame_len(self) -> usize {
         HEADER_LEN
             + match self {
-                Header::Control(len) => len,
+                Header::Control(len) | Header::Chunk(len) => len,
                 Header::Block(wire, values) => BLOCK_HEAD_LEN + wire.size() * values,
             }
     }
@@ -151,6 +158,7 @@ impl Header {
             Header::Block(WireType::F32, _) => KIND_F32,
             Header::Block(WireType::Half(Half::Bf16), _) => KIND_BF16,
             Header::Block(WireType::Half(Half::F16), _) => KIND_F16,
+            Header::Chunk(_) => KIND_CHUNK,
         };
         let len = u32::try_from(self.frame_len() - HEADER_LEN);
         let len = len.expect("frames are bounded far below 4 GiB").to_le_bytes();
@@ -277,7 +285,10 @@ mod tests {
     use paceline_core::{BlockClose, Blocks, MAX_WORKERS, WorkerId};
 
     use super::*;
-    use crate::message::{FromWorker, Hello, ToShard, ToWorker};
+    use crate::{
+        message::{FromWorker, Hello, ToShard, ToWorker},
+        offer::Offer,
+    };
 
     #[track_caller]
     fn refused(bytes: [u8; 8], error: &str) {
@@ -296,6 +307,7 @@ mod tests {
         refused([3, 0, 0, 0, 17, 0, 0, 0], "not a head and whole bf16");
         refused([4, 0, 0, 0, 255, 255, 255, 255], "passes the bound");
         refused([4, 0, 0, 0, 1, 0, 0, 0], "not a head and whole f16");
+        refused([5, 0, 0, 0, 1, 0, 16, 0], "frame of 1048577 bytes passes the bound of 1048576");
     }
 
     #[test]
@@ -346,6 +358,7 @@ mod tests {
             let _ = decode_control::<Hello>(&payload);
             let _ = decode_control::<FromWorker>(&payload);
             let _ = decode_control::<ToWorker>(&payload);
+            let _ = decode_control::<Offer>(&payload);
         }
 
         #[test]

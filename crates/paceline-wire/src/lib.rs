@@ -1,6 +1,7 @@
 //! The protocol between workers, coordinator and shards; `docs/protocol.md` describes it.
 //!
-//! [`frame`] handles bytes and bounds and does no I/O; [`message`] defines the messages; the drivers
+//! [`frame`] handles bytes and bounds and does no I/O; [`message`] defines the messages and
+//! [`offer`] those of workers that bring their own model; the drivers
 //! ([`FrameReader`], [`FrameWriter`] for tokio, [`BlockingReader`], [`BlockingWriter`] for plain threads)
 //! only move bytes. A transport is anything that accepts ([`Listener`]) or connects ([`Connect`]) byte
 //! streams.
@@ -8,6 +9,7 @@
 mod blocking;
 pub mod frame;
 pub mod message;
+pub mod offer;
 mod stream;
 mod transport;
 

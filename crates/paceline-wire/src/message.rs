@@ -46,6 +46,18 @@ pub enum Role {
         /// Its address for workers; a bare port or `0.0.0.0` stands for the host it connects from.
         address: String,
     },
+    /// A worker's connection to the coordinator on which it sends an [`Offer`](crate::offer::Offer).
+    Offer,
+    /// A worker's connection to the coordinator that carries a state
+    /// ([`StateHead`](crate::offer::StateHead)).
+    State {
+        /// The number it was given.
+        worker: WorkerId,
+        /// The session number from [`Job::session`].
+        session: u64,
+        /// The version of the state that it sends; `None` to fetch the newest state.
+        upload: Option<Version>,
+    },
 }
 
 /// The answer to a [`Hello`].
@@ -192,6 +204,16 @@ pub enum ToWorker {
         /// The heartbeat's time, from the worker.
         sent: Duration,
     },
+    /// Send the state of this version or a newer one, on a connection of its own ([`Role::State`]).
+    SendState {
+        /// The version.
+        at_least: Version,
+    },
+    /// Answers [`FromWorker::WantState`]: the server has a state that is new enough.
+    StateReady {
+        /// The version of the state.
+        version: Version,
+    },
 }
 
 /// From a worker to the coordinator.
@@ -260,6 +282,11 @@ pub enum FromWorker {
         version: Version,
         /// The hash of each tensor of the layout, then of the optimizer state of each.
         hashes: Vec<u64>,
+    },
+    /// The worker needs the state of this version or a newer one.
+    WantState {
+        /// The version.
+        at_least: Version,
     },
     /// The worker leaves in an orderly way.
     Bye,

@@ -7,7 +7,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::frame::{
-    BLOCK_HEAD_LEN, BlockHead, FrameError, HALF_CHUNK, HEADER_LEN, Header, MAX_CONTROL,
+    BLOCK_HEAD_LEN, BlockHead, FrameError, HALF_CHUNK, HEADER_LEN, Header, MAX_CHUNK, MAX_CONTROL,
     PREAMBLE_LEN, Values, check_preamble, decode_control, encode_control, preamble,
 };
 
@@ -65,8 +65,19 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     pub async fn message<T: DeserializeOwned>(&mut self) -> Result<T, FrameError> {
         match self.header().await? {
             Header::Control(len) => self.control(len).await,
-            Header::Block(..) => Err(FrameError::WrongKind { expected: "control" }),
+            _ => Err(FrameError::WrongKind { expected: "control" }),
         }
+    }
+
+    /// The next frame, which must be a chunk of a state: appends it to `bytes` and returns its length.
+    pub async fn chunk(&mut self, bytes: &mut Vec<u8>) -> Result<usize, FrameError> {
+        let Header::Chunk(len) = self.header().await? else {
+            return Err(FrameError::WrongKind { expected: "chunk" });
+        };
+        let before = bytes.len();
+        bytes.resize(before + len, 0);
+        self.exact(&mut bytes[before..]).await?;
+        Ok(len)
     }
 
     /// The head of the block that a header announced.
@@ -153,6 +164,13 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         }
         self.inner.write_all(&data[written - head.len()..]).await?;
         Ok(())
+    }
+
+    /// Sends a chunk of a state, of at most [`MAX_CHUNK`] bytes.
+    pub async fn chunk(&mut self, bytes: &[u8]) -> Result<(), FrameError> {
+        debug_assert!(bytes.len() <= MAX_CHUNK);
+        self.inner.write_all(&Header::Chunk(bytes.len()).encode()).await?;
+        self.raw(bytes).await
     }
 
     /// Sends all buffered bytes, if there are any.

@@ -74,6 +74,12 @@ pub enum WorkerError {
     /// A shard failed, or refused a message or gradient.
     #[error("failed at a shard: {0}")]
     Data(#[from] FrameError),
+    /// A state could not be sent or fetched.
+    #[error("failed to exchange a state: {0}")]
+    State(FrameError),
+    /// The caller ended a transfer.
+    #[error("interrupted")]
+    Interrupted,
 }
 
 /// Creates the wait of a pull for shards, from the number of blocks on each shard and the number of updates
@@ -83,8 +89,8 @@ pub type PullWait = fn(Enough, &[u32], u64) -> Shards;
 /// How long a worker that lost a shard waits for the coordinator's reason.
 const REASON_TIMEOUT: Duration = Duration::from_secs(1);
 
-type Reader = BlockingReader<Box<dyn Read + Send>>;
-type Writer = BlockingWriter<Box<dyn Write + Send>>;
+pub(crate) type Reader = BlockingReader<Box<dyn Read + Send>>;
+pub(crate) type Writer = BlockingWriter<Box<dyn Write + Send>>;
 
 /// Connects, sends `Hello`, and returns the connection with the answer.
 pub(crate) fn handshake<T: DeserializeOwned>(
@@ -98,8 +104,14 @@ pub(crate) fn handshake<T: DeserializeOwned>(
     writer.preamble()?;
     writer.message(&Hello { token: token.to_owned(), role })?;
     reader.preamble()?;
+    let answer = welcome(&mut reader)?;
+    Ok((reader, writer, answer))
+}
+
+/// The server's answer, unless it refuses.
+pub(crate) fn welcome<T: DeserializeOwned>(reader: &mut Reader) -> Result<T, FrameError> {
     match reader.message()? {
-        Reply::Welcome(answer) => Ok((reader, writer, answer)),
+        Reply::Welcome(answer) => Ok(answer),
         Reply::Refused(why) => Err(FrameError::Refused(why)),
     }
 }

@@ -170,6 +170,7 @@ impl ShardConnection {
     fn skip_frame(&mut self) -> Result<(), FrameError> {
         match self.reader.header()? {
             header @ Header::Block(..) => self.reader.skip(header),
+            Header::Chunk(_) => Err(FrameError::WrongKind { expected: "block" }),
             Header::Control(len) => match self.reader.control(len)? {
                 FromData::Error(error) => Err(FrameError::Refused(error)),
                 FromData::Published { .. } => Ok(()),
@@ -270,6 +271,7 @@ impl ShardConnection {
                     }
                     message => return Err(unexpected(message)),
                 },
+                Header::Chunk(_) => return Err(FrameError::WrongKind { expected: "block" }),
             };
             let head = self.reader.block_head()?;
             if head.block != *block || wire != self.wire || values != range.len() {

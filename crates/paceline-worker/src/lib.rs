@@ -14,6 +14,7 @@ mod independent;
 mod mailbox;
 mod memory;
 mod outbox;
+pub mod state;
 mod work;
 
 pub use paceline_shm::Kept;

@@ -155,6 +155,8 @@ impl Mailbox {
             ToWorker::Stop(why) => state.stop = Some(Ok(why)),
             // The reading thread has recorded it; there is nothing to act on.
             ToWorker::Heard { .. } => return,
+            // For workers that bring their model.
+            ToWorker::SendState { .. } | ToWorker::StateReady { .. } => return,
             ToWorker::Expelled(why) => state.stop = Some(Err(format!("shown out: {why}"))),
         }
         if (cut, stopped) != (state.cut, state.stop.is_some()) {

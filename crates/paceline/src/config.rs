@@ -196,6 +196,7 @@ impl RunConfig {
             accuracy: target_accuracy,
             loss: target_loss,
             time: time_limit.map(|span| span.0),
+            workers_finish: false,
         }
     }
 
@@ -330,7 +331,7 @@ mod tests {
         let path = dir.path().join("config.toml");
         fs::write(&path, "workers = 2\nquorum = 2\nrounds = 6\ntime-limit = 90\n").unwrap();
         let config = RunConfig::resumed(&path, &flags("--epochs 2")).unwrap();
-        let Limits { rounds, epochs, accuracy, loss, time } = config.limits();
+        let Limits { rounds, epochs, accuracy, loss, time, .. } = config.limits();
         assert_eq!((rounds, epochs, accuracy, loss, time), (None, Some(2), None, None, None));
         let other = RunConfig::resumed(&path, &flags("--batch 16")).unwrap();
         assert_eq!(other.limits().rounds, Some(6));

@@ -334,6 +334,7 @@ fn server_config(
             every: config.record.checkpoint_every.unwrap_or(epoch),
             keep: config.record.keep_checkpoints,
         }),
+        state_file: None,
         evaluate_every: config.record.eval_every.unwrap_or(epoch),
         heartbeat: config.heartbeat(),
         liveness: config.round.liveness.0,

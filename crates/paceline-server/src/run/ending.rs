@@ -1,6 +1,10 @@
 //! The end of a run: work under way is finished, all peers are told, the ledger is reported.
 
-use paceline_core::{EventKind, LedgerReport, SampleCounts, ShardWork, StopReason, Version};
+use std::collections::BTreeMap;
+
+use paceline_core::{
+    EventKind, LedgerReport, SampleCounts, ShardWork, StopReason, Version, WorkerId,
+};
 use paceline_params::ParamHash;
 use paceline_wire::message::{FromWorker, ToShard, ToWorker};
 use tokio::{sync::mpsc::UnboundedReceiver, time::timeout};
@@ -46,6 +50,15 @@ pub(super) struct Ending {
     pub(super) first_version: Version,
     /// Samples that were used before it began.
     pub(super) samples_before: u64,
+    /// Workers that joined and left, and whether they left in an orderly way.
+    pub(super) departed: BTreeMap<WorkerId, bool>,
+}
+
+impl Ending {
+    /// Whether workers have joined and all of them have finished.
+    pub(super) fn all_finished(&self, live: usize) -> bool {
+        live == 0 && !self.departed.is_empty() && self.departed.values().all(|&orderly| orderly)
+    }
 }
 
 impl Run {
@@ -64,12 +77,15 @@ impl Run {
     /// Whether work under way is finished: the update, the last checkpoint, the last evaluation.
     pub(super) fn is_settled(&mut self) -> bool {
         if let Some(StopReason::Failed(_)) = self.ending.reason {
-            return !self.snapshots.checkpointing && !self.snapshots.evaluating;
+            return !self.snapshots.checkpointing
+                && !self.snapshots.evaluating
+                && !self.states.is_writing();
         }
         if self.updates.current.is_some()
             || self.snapshots.gathering.is_some()
             || self.snapshots.checkpointing
             || self.snapshots.evaluating
+            || self.states.is_writing()
         {
             return false;
         }
@@ -153,6 +169,8 @@ impl Run {
                     Some(Input::Call(call)) => {
                         let _ = call.reply.send(Err("the run is over".to_owned()));
                     }
+                    Some(Input::Offer(call)) => self.compare(call),
+                    Some(Input::State(call)) => self.grant_state(call),
                     Some(_) => {}
                     None => break,
                 }

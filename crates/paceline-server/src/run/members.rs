@@ -104,8 +104,11 @@ impl Run {
                 Ok(())
             }
             FromWorker::Hashes { version, hashes } => {
-                self.compare(worker, version, hashes);
+                self.compare_replica(worker, version, hashes);
                 Ok(())
+            }
+            FromWorker::WantState { at_least } => {
+                self.want_state(worker, at_least).map_err(LeaveReason::Misbehaved)
             }
             FromWorker::Bye => {
                 self.leave(worker, LeaveReason::Finished);
@@ -132,6 +135,7 @@ impl Run {
         }
         let now = self.now();
         let joined = self.core.handle_join(worker, self.members.workers.name(worker), now);
+        self.ending.departed.remove(&worker);
         joined.map_err(|error| error.to_string())?;
         if ahead > 0 {
             self.core.lease_ahead(worker, ahead);
@@ -153,6 +157,8 @@ impl Run {
         self.core.handle_done(worker, announcement, now).map_err(fault)?;
         if let Some(base) = base {
             self.updates.rates.announce(worker, id, base, rates);
+            self.states.donors.announced(worker, base);
+            self.ask_for_state();
         }
         for &shard in stale {
             if let Some(workers) = self.updates.open.stale.get_mut(shard as usize) {
@@ -228,7 +234,10 @@ impl Run {
         let counted = self.core.machine().is_working(worker) || self.updates.current.is_some();
         self.members.doubtful |= blown && counted;
         match self.core.handle_leave(worker, why.clone(), now) {
-            Ok(()) => drop(act(self)),
+            Ok(()) => {
+                self.ending.departed.insert(worker, why == LeaveReason::Finished);
+                act(self);
+            }
             Err(_) => {
                 let error = format!("left before it was ready: {why}");
                 self.emit(EventKind::ConnectionClosed { peer: name, error });
@@ -236,6 +245,7 @@ impl Run {
         }
         self.forget_replica(worker);
         self.shards.send_all(&ToShard::Forget { worker });
+        self.forget_state(worker);
         if self.members.doubtful && self.core.machine().live().len() == 0 {
             self.diverged(self.updates.version);
         }
@@ -262,6 +272,7 @@ impl Run {
             self.leave(worker, LeaveReason::Silent(silence));
         }
         self.look_at_shards(now);
+        self.look_at_donor(now);
     }
 
     /// Checks the heartbeats of shards in other processes; the run cannot go on without them. A snapshot may

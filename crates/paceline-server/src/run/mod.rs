@@ -3,13 +3,16 @@
 mod checkpoint_retry;
 mod ending;
 mod members;
+mod offers;
 mod rates;
 mod replicas;
 mod snapshots;
+mod states;
 mod updates;
 mod waiting;
 
 use std::{
+    collections::BTreeMap,
     future::Future,
     sync::{Arc, OnceLock, mpsc},
     time::{Duration, Instant},
@@ -25,6 +28,7 @@ use paceline_policy::{wait_for_updates, wait_rule};
 use paceline_wire::{
     FrameError, Listener,
     message::{ToShard, ToWorker},
+    offer::Offer,
 };
 use thiserror::Error;
 use tokio::{
@@ -41,6 +45,7 @@ use crate::{
     placement::ShardChannels,
     rules::ConfigError,
     shard::unfolded,
+    state::StateBlob,
     workers::{Workers, roomy},
 };
 
@@ -49,6 +54,7 @@ pub use ending::Outcome;
 use members::Members;
 use replicas::Replicas;
 use snapshots::Snapshots;
+use states::States;
 use updates::Updates;
 use waiting::WaitNotice;
 
@@ -114,6 +120,9 @@ pub enum ServerError {
     /// A connection that the run depends on failed.
     #[error(transparent)]
     Frame(#[from] FrameError),
+    /// No worker brought a model.
+    #[error("no worker offered a model within {:.0} s", .0.as_secs_f64())]
+    NoOffer(Duration),
     /// All inputs are gone.
     #[error("the server was stopped before it was ready")]
     Stopped,
@@ -129,32 +138,92 @@ pub async fn serve(
     interrupt: impl Future<Output = StopReason>,
 ) -> Result<Outcome, ServerError> {
     config.check()?;
-    check_listener(&listener, config.token.as_deref())?;
-    let (inputs, mut queue) = unbounded_channel();
-    let layout =
-        Layout::new(start.tensors.clone(), config.placement.block_elems, config.placement.shards)?;
-    check_start(&start, &config, &layout)?;
-    let staging = staging(&config, &layout)?;
-    let door = Arc::new(Door {
-        token: config.token.clone(),
-        coordinator: Some(inputs.clone()),
-        shards: OnceLock::new(),
-        patience: config.liveness,
-        report: Box::new({
-            let inputs = inputs.clone();
-            move |ended| drop(inputs.send(Input::Ended(ended)))
-        }),
-    });
-    let mut serving = JoinSet::new();
-    serving.spawn(Arc::clone(&door).serve(listener));
+    let entrance = Entrance::open(listener, config.token.clone(), config.liveness)?;
+    entrance.run(config, Origin { start, offered: None }, evaluator, events, interrupt).await
+}
+
+/// Runs a server for workers that bring their model. It waits for the first offer for `idle`, and makes the
+/// run's settings of it with `plan`, which may refuse it. Peers must present the `token`, if there is one, and
+/// may be silent for `patience` where they must speak.
+pub async fn serve_offered(
+    (token, patience, idle): (Option<String>, Duration, Duration),
+    mut plan: impl FnMut(&Offer) -> Result<ServerConfig, String>,
+    listener: impl Listener,
+    events: mpsc::Sender<Event>,
+    interrupt: impl Future<Output = StopReason>,
+) -> Result<Outcome, ServerError> {
+    let mut entrance = Entrance::open(listener, token, patience)?;
     tokio::pin!(interrupt);
-    let inbox = (&inputs, &mut queue);
-    let shards = tokio::select! {
-        shards = ShardChannels::place(&config, &layout, staging, &start, &door, inbox) => shards?,
+    let (config, origin) = tokio::select! {
+        offered = entrance.await_offer(&mut plan, idle) => offered?,
         _ = &mut interrupt => return Err(ServerError::Stopped),
     };
-    let mut run = Run::new(config, &start, layout, staging, shards, evaluator, events, inputs)?;
-    Ok(run.drive(&mut queue, interrupt).await)
+    entrance.run(config, origin, None, events, interrupt).await
+}
+
+/// The open door, and the queue of everything that comes through it.
+pub(crate) struct Entrance {
+    door: Arc<Door>,
+    pub(crate) inputs: UnboundedSender<Input>,
+    pub(crate) queue: UnboundedReceiver<Input>,
+    /// Accepts connections until the entrance is dropped.
+    _serving: JoinSet<()>,
+}
+
+/// Where a run starts from.
+pub(crate) struct Origin {
+    pub(crate) start: Start,
+    /// The offer that defined it, with its initial state.
+    pub(crate) offered: Option<(Offer, StateBlob)>,
+}
+
+impl Entrance {
+    fn open(
+        listener: impl Listener,
+        token: Option<String>,
+        patience: Duration,
+    ) -> Result<Self, ServerError> {
+        check_listener(&listener, token.as_deref())?;
+        let (inputs, queue) = unbounded_channel();
+        let door = Arc::new(Door {
+            token,
+            coordinator: Some(inputs.clone()),
+            shards: OnceLock::new(),
+            patience,
+            report: Box::new({
+                let inputs = inputs.clone();
+                move |ended| drop(inputs.send(Input::Ended(ended)))
+            }),
+        });
+        let mut serving = JoinSet::new();
+        serving.spawn(Arc::clone(&door).serve(listener));
+        Ok(Entrance { door, inputs, queue, _serving: serving })
+    }
+
+    async fn run(
+        mut self,
+        config: ServerConfig,
+        origin: Origin,
+        evaluator: Option<Evaluator>,
+        events: mpsc::Sender<Event>,
+        interrupt: impl Future<Output = StopReason>,
+    ) -> Result<Outcome, ServerError> {
+        let (start, placement) = (&origin.start, &config.placement);
+        let layout = Layout::new(start.tensors.clone(), placement.block_elems, placement.shards)?;
+        check_start(start, &config, &layout)?;
+        let staging = staging(&config, &layout)?;
+        tokio::pin!(interrupt);
+        let inbox = (&self.inputs, &mut self.queue);
+        let shards = tokio::select! {
+            shards = ShardChannels::place(&config, &layout, staging, start, &self.door, inbox) => {
+                shards?
+            }
+            _ = &mut interrupt => return Err(ServerError::Stopped),
+        };
+        let inputs = self.inputs.clone();
+        let mut run = Run::new(config, origin, layout, staging, shards, evaluator, events, inputs)?;
+        Ok(run.drive(&mut self.queue, interrupt).await)
+    }
 }
 
 fn check_start(start: &Start, config: &ServerConfig, layout: &Layout) -> Result<(), ServerError> {
@@ -221,6 +290,9 @@ struct Run {
     replicas: Replicas,
     updates: Updates,
     snapshots: Snapshots,
+    /// The offer that defined the run, if a worker brought its model.
+    offer: Option<Offer>,
+    states: States,
     ending: Ending,
     study: Study,
     wait_notice: WaitNotice,
@@ -241,7 +313,7 @@ impl Run {
     #[expect(clippy::too_many_arguments, reason = "what `serve` has made, handed over once")]
     fn new(
         config: ServerConfig,
-        start: &Start,
+        origin: Origin,
         layout: Layout,
         staging: u32,
         shards: ShardChannels,
@@ -249,7 +321,8 @@ impl Run {
         events: mpsc::Sender<Event>,
         inputs: UnboundedSender<Input>,
     ) -> Result<Self, ServerError> {
-        let ledger = ledger(&config, start)?;
+        let Origin { start, offered } = origin;
+        let ledger = ledger(&config, &start)?;
         let samples_before = ledger.counts().used;
         let first = Round(start.version.0);
         let policy = config.policy.build_with(&config.run_time_model, config.objective);
@@ -287,6 +360,7 @@ impl Run {
             liveness: Liveness::new(config.liveness),
             doubtful: false,
         };
+        let (offer, blob) = offered.unzip();
         let mut run = Run {
             core,
             shards,
@@ -295,7 +369,14 @@ impl Run {
             replicas: Replicas::default(),
             updates: Updates::new(start.version, start.step, layout.shards() as usize),
             snapshots: Snapshots::new(&config, start.version, evaluator),
-            ending: Ending { reason: None, first_version: start.version, samples_before },
+            states: States::new(&config, layout.total(), blob),
+            offer,
+            ending: Ending {
+                reason: None,
+                first_version: start.version,
+                samples_before,
+                departed: BTreeMap::new(),
+            },
             study: Study::default(),
             wait_notice: WaitNotice::default(),
             clock: Instant::now(),
@@ -308,6 +389,7 @@ impl Run {
             run.shards_alive.heard(shard, Time::ZERO);
         }
         run.announce(staging);
+        run.write_state();
         Ok(run)
     }
 
@@ -420,6 +502,10 @@ impl Run {
             Input::Shard { report: Err(error), .. } => self.fail(error),
             Input::Evaluated { version, result } => self.evaluated(version, result),
             Input::Checkpointed { version, result } => self.checkpointed(version, result),
+            Input::Offer(call) => self.compare(call),
+            Input::State(call) => self.grant_state(call),
+            Input::Uploaded { worker, session, blob } => self.uploaded(worker, session, blob),
+            Input::StateWritten { version, result } => self.state_written(version, result),
         }
     }
 
@@ -435,6 +521,7 @@ impl Run {
     fn check_limits(&mut self) {
         let now = self.now();
         let limits = &self.config.limits;
+        let live = self.core.machine().live().len();
         let reason = match () {
             () if self.updates.current.is_none()
                 && limits.rounds.is_some_and(|r| self.updates.version.0 >= r) =>
@@ -443,6 +530,9 @@ impl Run {
             }
             () if limits.time.is_some_and(|limit| now >= Time::ZERO + limit) => {
                 Some(StopReason::TimeLimit)
+            }
+            () if limits.workers_finish && self.ending.all_finished(live) => {
+                Some(StopReason::WorkersFinished)
             }
             () => self.core.stop_reason(now),
         };
@@ -514,9 +604,10 @@ impl Driver for Run {
         &mut self,
         round: Round,
         closes: &[BlockClose],
-        _run_times: &[(WorkerId, RunTime)],
+        run_times: &[(WorkerId, RunTime)],
         _at: Time,
     ) {
+        self.states.donors.observe(run_times);
         self.begin_update(round, closes);
         if self.config.is_weak() && self.core.machine().stops_stragglers() {
             // Threads that still carry parts of a closed round do not report that they stop.

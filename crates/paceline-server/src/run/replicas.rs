@@ -165,7 +165,7 @@ impl Run {
     }
 
     /// A worker reports the hashes of its state of a version.
-    pub(super) fn compare(&mut self, worker: WorkerId, version: Version, hashes: Vec<u64>) {
+    pub(super) fn compare_replica(&mut self, worker: WorkerId, version: Version, hashes: Vec<u64>) {
         let live = self.core.machine().live().len();
         for mismatch in self.replicas.report(worker, version, hashes, live) {
             let Mismatch { worker, version, places } = mismatch;

@@ -203,7 +203,7 @@ impl Run {
     }
 
     /// Runs a job on a thread of its own. Its result always reaches the queue.
-    fn beside<T: 'static>(
+    pub(super) fn beside<T: 'static>(
         &self,
         job: impl FnOnce() -> Result<T, String> + Send + 'static,
         report: impl FnOnce(Result<T, String>) -> Input + Send + 'static,

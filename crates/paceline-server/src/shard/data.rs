@@ -316,6 +316,7 @@ async fn read_frame<R: AsyncRead + Unpin>(
             let message = reader.control(len).await?;
             Ok(Frame::Message(message, Header::Control(len).frame_len()))
         }
+        Header::Chunk(_) => Err(FrameError::WrongKind { expected: "block or control" }),
     }
 }
 

@@ -212,7 +212,7 @@ async fn read_values<R: AsyncRead + Unpin>(
                 format!("block {} of {values} {wire} values, expected {len} f32", due.block);
             return Err(FrameError::Unexpected(error));
         }
-        Header::Control(_) => return Err(FrameError::WrongKind { expected: "block" }),
+        _ => return Err(FrameError::WrongKind { expected: "block" }),
     }
     let head = reader.block_head().await?;
     if head != due {

@@ -7,6 +7,7 @@ pub mod rogue;
 use std::{
     cell::RefCell,
     net::SocketAddr,
+    pin::Pin,
     sync::mpsc::{self, RecvTimeoutError},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -20,10 +21,11 @@ use paceline_params::{
 use paceline_policy::wait_for_answers;
 use paceline_server::{
     Evaluator, Limits, Outcome, Placement, ServerConfig, ServerError, Start, WeakSync, serve,
+    serve_offered,
 };
-use paceline_wire::{Tcp, Transport, message::Job};
+use paceline_wire::{Tcp, Transport, message::Job, offer::Offer};
 use paceline_worker::{Compute, Tally, WorkerConfig, WorkerError};
-use tokio::sync::oneshot;
+use tokio::{net::TcpListener, sync::oneshot};
 
 /// Nothing here takes nearly as long; what does hangs.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -67,6 +69,7 @@ pub fn config(workers: usize) -> ServerConfig {
         limits: Limits { rounds: Some(40), ..Limits::default() },
         deterministic: false,
         checkpoints: None,
+        state_file: None,
         evaluate_every: 10,
         heartbeat: Duration::from_millis(100),
         liveness: Duration::from_secs(5),
@@ -113,6 +116,9 @@ impl Compute for Quadratic {
     }
 }
 
+/// Resolves when the test interrupts the run.
+type Interrupted = Pin<Box<dyn Future<Output = StopReason>>>;
+
 /// A running server.
 pub struct Server {
     pub address: SocketAddr,
@@ -129,10 +135,32 @@ impl Server {
     }
 
     pub fn start_with(config: ServerConfig, start: Start, evaluator: Option<Evaluator>) -> Self {
+        let token = config.token.clone();
+        Self::spawn(token, |listener, events, interrupted| {
+            serve(config, start, listener, evaluator, events, interrupted)
+        })
+    }
+
+    /// A server for workers that bring their model, which it waits for as long as `idle`.
+    pub fn offered(
+        idle: Duration,
+        plan: impl FnMut(&Offer) -> Result<ServerConfig, String> + Send + 'static,
+    ) -> Self {
+        Self::spawn(None, move |listener, events, interrupted| {
+            serve_offered((None, LIMIT, idle), plan, listener, events, interrupted)
+        })
+    }
+
+    fn spawn<F>(
+        token: Option<String>,
+        serve: impl FnOnce(TcpListener, mpsc::Sender<Event>, Interrupted) -> F + Send + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<Outcome, ServerError>>,
+    {
         let (ready, address) = mpsc::channel();
         let (sender, events) = mpsc::channel();
         let (interrupt, interrupted) = oneshot::channel();
-        let token = config.token.clone();
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
@@ -140,15 +168,15 @@ impl Server {
                 .build()
                 .unwrap();
             runtime.block_on(async move {
-                let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
                 ready.send(listener.local_addr().unwrap()).unwrap();
-                let interrupted = async {
+                let interrupted = Box::pin(async {
                     if interrupted.await.is_err() {
                         std::future::pending::<()>().await;
                     }
                     StopReason::Interrupted
-                };
-                serve(config, start, listener, evaluator, sender, interrupted).await
+                });
+                serve(listener, sender, interrupted).await
             })
         });
         let address = address.recv().unwrap();
@@ -167,17 +195,25 @@ impl Server {
         compute: impl FnOnce() -> Box<dyn Compute> + Send + 'static,
     ) -> JoinHandle<Result<Tally, WorkerError>> {
         let config = WorkerConfig {
-            address: self.address.to_string(),
-            token: self.token.clone(),
             wish: Some(wish),
             name: format!("test worker {wish}"),
             faults: Some(slowness.parse::<SlownessSpec>().unwrap().into_faults()),
-            transport: Transport::Auto,
+            ..self.worker_config()
         };
         thread::spawn(move || {
             let prepare = |_: &Job| Ok((compute(), SAMPLES));
             paceline_worker::run(&config, &Tcp, wait_for_answers, prepare)
         })
+    }
+
+    /// How a worker reaches the server.
+    pub fn worker_config(&self) -> WorkerConfig {
+        WorkerConfig {
+            address: self.address.to_string(),
+            token: self.token.clone(),
+            transport: Transport::Auto,
+            ..WorkerConfig::default()
+        }
     }
 
     /// Blocks until an event is as wanted; those since the last such wait are returned with it.
