@@ -1,6 +1,7 @@
 //! `paceline._native`, the native module of the Python package: conversion only.
 
 mod command_line;
+mod worker;
 
 use pyo3::pymodule;
 
@@ -9,4 +10,6 @@ use pyo3::pymodule;
 mod _native {
     #[pymodule_export]
     use crate::command_line::main;
+    #[pymodule_export]
+    use crate::worker::{Worker, hash_values, lr_factor, offer};
 }

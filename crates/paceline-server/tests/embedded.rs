@@ -42,7 +42,7 @@ fn contribute(worker: &Embedded, samples: usize, value: f32) -> bool {
         let weight = samples as f32 / 2.0;
         if worker.write(0, &[value; PARAMS / 2], weight).is_none()
             || worker.write(PARAMS / 2, &[-value; PARAMS / 2], weight).is_none()
-            || !worker.finish(f64::from(weight), Some(f64::from(value)))
+            || !worker.finish(f64::from(weight), Some(f64::from(value)), Vec::new())
         {
             return false;
         }
@@ -140,7 +140,7 @@ fn straggle(worker: &Embedded, told: &mpsc::Sender<()>) -> Vec<(f64, (u64, f32, 
                 worker.write(0, &[8.0; PARAMS], 2.0);
                 // Progress is reported at most every 2 ms.
                 thread::sleep(Duration::from_millis(3));
-                if worker.finish(2.0, None) {
+                if worker.finish(2.0, None, Vec::new()) {
                     worker.write(0, &[1e9; PARAMS], 2.0);
                 }
                 let _ = told.send(());

@@ -236,14 +236,14 @@ impl Embedded {
         true
     }
 
-    /// The current micro-batch is done, with the weight of its samples and the sum of their loss if it is
-    /// known. Returns whether the next one, or for the last one the whole contribution, may still count.
-    pub fn finish(&self, weight: f64, loss: Option<f64>) -> bool {
+    /// The current micro-batch is done, with the weight of its samples, the sum of their loss if it is
+    /// known, and the learning rates if the shards step the optimizer. Returns whether the next one, or for the last one the whole contribution, may still count.
+    pub fn finish(&self, weight: f64, loss: Option<f64>, learning_rates: Vec<f32>) -> bool {
         let mut state = self.meeting.lock();
         if state.buffer.is_none() {
             return false;
         }
-        state.finished = Some(Finished { weight, loss });
+        state.finished = Some(Finished { weight, loss, learning_rates });
         self.meeting.changed.notify_all();
         // The worker's loop takes the buffer, and lends it again for the next micro-batch.
         let taken = |state: &State| state.finished.is_none();

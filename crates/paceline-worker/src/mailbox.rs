@@ -149,14 +149,15 @@ impl Mailbox {
                 state.last_closed =
                     Some(Closed { base, used, accepted, weight, cut_after, reason, epochs });
             }
-            message @ (ToWorker::Records { .. } | ToWorker::Mismatch { .. }) => {
+            message @ (ToWorker::Records { .. }
+            | ToWorker::Mismatch { .. }
+            | ToWorker::SendState { .. }
+            | ToWorker::StateReady { .. }) => {
                 state.user.push_back(message);
             }
             ToWorker::Stop(why) => state.stop = Some(Ok(why)),
             // The reading thread has recorded it; there is nothing to act on.
             ToWorker::Heard { .. } => return,
-            // For workers that bring their model.
-            ToWorker::SendState { .. } | ToWorker::StateReady { .. } => return,
             ToWorker::Expelled(why) => state.stop = Some(Err(format!("shown out: {why}"))),
         }
         if (cut, stopped) != (state.cut, state.stop.is_some()) {

@@ -51,6 +51,7 @@ struct Progress {
     weight: f64,
     /// The sum of their losses, if all are known.
     loss: Option<f64>,
+    learning_rates: Vec<f32>,
 }
 
 impl Progress {
@@ -160,6 +161,7 @@ impl Outbox {
         progress.done += 1;
         progress.weight += finished.weight;
         progress.loss = progress.loss.zip(finished.loss).map(|(sum, loss)| sum + loss);
+        progress.learning_rates = finished.learning_rates;
         let first = if self.salvages() { 1 } else { progress.parts };
         if progress.done == first {
             self.transfer().buffers.take(gradient);
@@ -192,7 +194,11 @@ impl Outbox {
         let Some(task) = progress.take(base) else { return Ok(None) };
         let done = self.reported(&progress);
         let whole = progress.done == progress.parts;
-        let finished = Finished { weight: progress.weight, loss: progress.loss };
+        let finished = Finished {
+            weight: progress.weight,
+            loss: progress.loss,
+            learning_rates: std::mem::take(&mut progress.learning_rates),
+        };
         let transfer = &mut *self.transfer();
         drop(progress);
         let counts = if self.salvages() { finished.weight > 0.0 } else { whole };
@@ -207,7 +213,7 @@ impl Outbox {
         &self,
         Transfer { data, buffers }: &mut Transfer,
         task: &Task,
-        Finished { weight, loss }: Finished,
+        Finished { weight, loss, learning_rates }: Finished,
         mailbox: &Mailbox,
         report: Report<'_>,
     ) -> Result<bool, FrameError> {
@@ -218,7 +224,6 @@ impl Outbox {
         let square = self.norms.then(|| norm_squared(&buffers.sum));
         let stale = data.stale().to_vec();
         mailbox.note_sent(base, weight);
-        let learning_rates = Vec::new();
         report(FromWorker::Done { id, weight, loss, square, stale, learning_rates })?;
         if !task.push_at_once && !mailbox.may_push(task, until) {
             return Ok(false);
@@ -327,7 +332,7 @@ mod tests {
             // The next round's work is done while the answer is on its way.
             outbox.begin(&task(2));
             assert!(outbox.start_computing());
-            let finished = Finished { weight: 1.0, loss: None };
+            let finished = Finished { weight: 1.0, loss: None, learning_rates: Vec::new() };
             outbox.split(1);
             outbox.add(finished, &mut Buffer::default());
             let say = |message| {

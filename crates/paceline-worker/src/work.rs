@@ -100,12 +100,14 @@ pub(crate) trait Source {
 }
 
 /// A micro-batch that is done.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Finished {
     /// Samples behind it.
     pub(crate) weight: f64,
     /// Sum of their loss, if it is known.
     pub(crate) loss: Option<f64>,
+    /// The learning rate of each parameter group, if the worker decides it.
+    pub(crate) learning_rates: Vec<f32>,
 }
 
 /// A [`Compute`] as the source of a fixed number of micro-batches per task.
@@ -142,7 +144,8 @@ impl Source for Native {
             self.compute.clear(gradient);
         }
         let loss = self.compute.gradient_while(samples, gradient, wanted)?;
-        Some(Finished { weight: samples.len() as f64, loss: Some(loss) })
+        let weight = samples.len() as f64;
+        Some(Finished { weight, loss: Some(loss), learning_rates: Vec::new() })
     }
 }
 
@@ -295,9 +298,9 @@ impl TaskRunner<'_> {
             let faults = self.faults.as_mut();
             let usable =
                 faults.is_none_or(|faults| faults.after_micro_batch(*base, share, began, &rest));
-            match finished.filter(|_| usable) {
-                Some(finished) if self.outbox.add(finished, &mut self.gradient) => {}
-                _ => return Ok(()),
+            let Some(finished) = finished.filter(|_| usable) else { return Ok(()) };
+            if !self.outbox.add(finished, &mut self.gradient) {
+                return Ok(());
             }
             if part + 1 < parts && reported.elapsed() >= PROGRESS_INTERVAL {
                 reported = Instant::now();
