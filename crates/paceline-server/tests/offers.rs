@@ -1,4 +1,5 @@
-//! Servers that start without a model: the first offer defines the run, the others are compared.
+//! Servers that start without a model: the first offer defines the run, the others are compared. Workers
+//! exchange states through the server.
 
 mod common;
 
@@ -8,13 +9,13 @@ use common::{
     LIMIT, PARAMS, SAMPLES, Server, config, names,
     rogue::{Line, Rogue},
 };
-use paceline_core::{EventKind, StopReason, Version};
+use paceline_core::{EventKind, StopReason, Version, WorkerId};
 use paceline_params::{OptimizerSpec, TensorSpec};
 use paceline_server::{Outcome, ServerConfig, ServerError};
 use paceline_wire::{
     Tcp,
     frame::{Header, MAX_CHUNK},
-    message::{FromWorker, Job, Reply, Role},
+    message::{FromWorker, Job, Reply, Role, ToWorker},
     offer::{Offer, OfferReply, OfferedUpdate, StateHead},
 };
 use paceline_worker::{
@@ -126,6 +127,7 @@ fn the_first_offer_defines_the_run_and_its_state_is_where_the_shards_start() {
     let job: &Job = &rogue.job;
     assert_eq!((job.samples, job.layout.tensors()), (Some(SAMPLES), &offer().tensors[..]));
     assert_eq!(rogue.pull(Version(0)), [0.5; PARAMS]);
+    drop(rogue);
     interrupted(server);
 }
 
@@ -260,6 +262,7 @@ fn a_worker_that_joins_before_the_offer_waits_for_it() {
     define(&server);
     let Reply::Welcome(job) = early.hear::<Reply<Job>>() else { panic!("not let in") };
     assert_eq!(job.layout.total(), PARAMS);
+    drop(early);
     interrupted(server);
 }
 
@@ -305,4 +308,138 @@ fn a_worker_that_died_may_come_back_and_finish() {
     first.control.say(&FromWorker::Bye);
     back.control.say(&FromWorker::Bye);
     assert_eq!(server.join().0.unwrap().reason, StopReason::WorkersFinished);
+}
+
+fn session(worker: &Rogue) -> (WorkerId, u64) {
+    (worker.job.worker, worker.job.session)
+}
+
+fn upload(server: &Server, worker: &Rogue, version: u64, bytes: &[u8]) -> Result<(), WorkerError> {
+    let (to, version) = (server.worker_config(), Version(version));
+    paceline_worker::state::upload(&to, &Tcp, session(worker), version, bytes, &mut go_on)
+}
+
+#[track_caller]
+fn download(server: &Server, worker: &Rogue) -> (Version, Vec<u8>) {
+    let from = server.worker_config();
+    paceline_worker::state::download(&from, &Tcp, session(worker), &mut go_on).unwrap()
+}
+
+/// Waits until a worker is told something as wanted, whatever else it is told.
+#[track_caller]
+fn is_told(worker: &mut Rogue, wanted: &ToWorker) {
+    while worker.control.hear::<ToWorker>() != *wanted {}
+}
+
+#[test]
+fn the_newest_state_is_kept_and_goes_to_any_worker() {
+    let server = defined();
+    let mut worker = joined(&server);
+    assert_eq!(download(&server, &worker), (Version(0), state(0.5)));
+    worker.control.say(&FromWorker::WantState { at_least: Version(0) });
+    is_told(&mut worker, &ToWorker::StateReady { version: Version(0) });
+    let large: Vec<u8> = (0..3 * MAX_CHUNK + 7).map(|i| (i % 251) as u8).collect();
+    upload(&server, &worker, 1, &large).unwrap();
+    assert_eq!(download(&server, &worker), (Version(1), large));
+    upload(&server, &worker, 0, b"older").unwrap();
+    assert_eq!(download(&server, &worker).0, Version(1), "an older one does not replace it");
+    let error = upload(&server, &worker, 5, b"x").unwrap_err().to_string();
+    assert!(error.ends_with("refused: there is no v5 yet, only v0"), "{error}");
+    worker.job.session += 1;
+    let error = upload(&server, &worker, 1, b"x").unwrap_err().to_string();
+    assert!(error.ends_with("refused: w9 is not let in"), "{error}");
+    drop(worker);
+    interrupted(server);
+}
+
+#[test]
+fn a_transfer_ends_when_its_caller_says_so() {
+    let server = defined();
+    let worker = joined(&server);
+    let (to, me, bytes) = (server.worker_config(), session(&worker), vec![0; 2 * MAX_CHUNK]);
+    let mut chunks = 0;
+    let mut stop = |_, _| {
+        chunks += 1;
+        ControlFlow::Break(())
+    };
+    let ended = paceline_worker::state::upload(&to, &Tcp, me, Version(1), &bytes, &mut stop);
+    assert!(matches!(ended, Err(WorkerError::Interrupted)), "{ended:?}");
+    assert_eq!(chunks, 1);
+    server.wait_for(|event| names(event, "connection closed"));
+    upload(&server, &worker, 1, &bytes).unwrap();
+    drop(worker);
+    interrupted(server);
+}
+
+#[test]
+fn few_states_are_received_at_once_and_one_from_each_worker() {
+    let server = defined();
+    let workers = [0, 1, 2].map(|_| joined(&server));
+    let begin = |worker: &Rogue| {
+        let (worker, session) = session(worker);
+        let role = Role::State { worker, session, upload: Some(Version(0)) };
+        let mut line = Line::hello(server.address, "", role);
+        let reply: Reply<()> = line.hear();
+        (line, reply)
+    };
+    let (_first, reply) = begin(&workers[0]);
+    assert_eq!(reply, Reply::Welcome(()));
+    let (_again, reply) = begin(&workers[0]);
+    assert_eq!(reply, Reply::Refused("w9 is sending a state already".to_owned()));
+    let (_second, reply) = begin(&workers[1]);
+    assert_eq!(reply, Reply::Welcome(()));
+    let (_third, reply) = begin(&workers[2]);
+    assert_eq!(reply, Reply::Refused("2 workers are sending states already".to_owned()));
+    drop(workers);
+    interrupted(server);
+}
+
+#[test]
+fn a_worker_of_the_newest_round_is_asked_for_its_state_and_another_if_it_dies() {
+    let server = Server::offered(LIMIT, |offer| {
+        let mut config = plan(offer)?;
+        config.round.expected = 3;
+        Ok(config)
+    });
+    define(&server);
+    let [mut donor, mut waiting, mut dying] = [0, 1, 2].map(|_| joined(&server));
+    for worker in [&mut donor, &mut dying] {
+        let (base, samples) = worker.work();
+        worker.done(base, f64::from(samples), 1.0);
+        worker.push(base, &[1.0; PARAMS]);
+        server.wait_for(|event| matches!(event, EventKind::Arrived { .. }));
+    }
+    waiting.control.say(&FromWorker::WantState { at_least: Version(1) });
+    let asked = ToWorker::SendState { at_least: Version(1) };
+    is_told(&mut dying, &asked);
+    drop(dying);
+    is_told(&mut donor, &asked);
+    upload(&server, &donor, 1, b"the state").unwrap();
+    is_told(&mut waiting, &ToWorker::StateReady { version: Version(1) });
+    assert_eq!(download(&server, &waiting), (Version(1), b"the state".to_vec()));
+    drop((donor, waiting));
+    interrupted(server);
+}
+
+#[test]
+fn the_newest_state_is_written_to_its_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("state.safetensors");
+    let file = path.clone();
+    let server = Server::offered(LIMIT, move |offer| {
+        Ok(ServerConfig { state_file: Some(file.clone()), ..plan(offer)? })
+    });
+    define(&server);
+    let written = |at: u64| {
+        server.wait_for(
+            |event| matches!(event, EventKind::Checkpointed { version, .. } if version.0 == at),
+        );
+        std::fs::read(&path).unwrap()
+    };
+    assert_eq!(written(0), state(0.5));
+    let worker = joined(&server);
+    upload(&server, &worker, 1, b"newer").unwrap();
+    assert_eq!(written(1), b"newer");
+    drop(worker);
+    interrupted(server);
 }
