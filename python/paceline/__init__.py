@@ -1,28 +1,38 @@
 """Synchronous SGD on machines that do not all keep the same pace.
 
-Importing this package imports neither torch nor NumPy and does nothing else either: each name below
-is loaded at its first use.
+Importing this package imports neither torch nor NumPy and does nothing else: each name below is
+loaded at its first use.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# Each public name and the module that defines it.
-_MODULES: dict[str, str] = {}
+if TYPE_CHECKING:
+    from paceline.analysis import Analysis, Simulation, analyze, simulate
+    from paceline.recorder import Recorder, record
 
-__all__ = list(_MODULES)  # noqa: PLE0605
+__all__ = ["Analysis", "Recorder", "Simulation", "analyze", "record", "simulate"]
+
+# The module of each name.
+_MODULES = {
+    "Analysis": "paceline.analysis",
+    "Recorder": "paceline.recorder",
+    "Simulation": "paceline.analysis",
+    "analyze": "paceline.analysis",
+    "record": "paceline.recorder",
+    "simulate": "paceline.analysis",
+}
 
 
 def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
+    if name not in _MODULES:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted({*globals(), *_MODULES})

@@ -21,6 +21,8 @@ pub struct Analysis {
     pub workers: usize,
     /// The number of rounds.
     pub rounds: usize,
+    /// Whether run-times include waits for other workers: stragglers then cost more than it seems.
+    pub waits_included: bool,
     /// The cost of stragglers, and the best rates in hindsight.
     pub cost: SyncCost,
     /// The savings in hours, if the unit is seconds.
@@ -141,6 +143,7 @@ pub fn analyze(
         },
         workers: n,
         rounds: trace.rounds(),
+        waits_included: trace.waits_included(),
         saving: (trace.unit() == Unit::Seconds).then(|| Saving {
             run_hours,
             fixed_hours: run_hours * (1.0 - 1.0 / cost.fixed.gain),

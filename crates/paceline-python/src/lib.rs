@@ -1,7 +1,10 @@
 //! `paceline._native`, the native module of the Python package: conversion only.
 
+mod analysis;
 mod command_line;
 mod worker;
+mod interrupt;
+mod trace;
 
 use pyo3::pymodule;
 
@@ -9,7 +12,10 @@ use pyo3::pymodule;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use crate::command_line::main;
-    #[pymodule_export]
-    use crate::worker::{Worker, hash_values, lr_factor, offer};
+    use crate::{
+        analysis::{analyze, simulate},
+        command_line::main,
+        trace::Trace,
+        worker::{Worker, hash_values, lr_factor, offer},
+    };
 }

@@ -75,13 +75,21 @@ pub struct Trace {
     /// Cells round by round. NaN is absent, a negative number a lower bound.
     cells: Vec<f64>,
     micro: Option<MicroBatches>,
+    waits_included: bool,
 }
 
 impl Trace {
     /// An empty trace of these workers; rounds are pushed.
     pub fn new(name: impl Into<String>, unit: Unit, workers: Vec<String>) -> Trace {
         assert!(!workers.is_empty(), "a trace has workers");
-        Trace { name: name.into(), unit, workers, cells: Vec::new(), micro: None }
+        Trace {
+            name: name.into(),
+            unit,
+            workers,
+            cells: Vec::new(),
+            micro: None,
+            waits_included: false,
+        }
     }
 
     /// An empty trace of `n` workers called by their numbers.
@@ -149,6 +157,18 @@ impl Trace {
         self
     }
 
+    /// Whether run-times include waits for other workers, which the recorder could not tell apart. All
+    /// workers then seem to take as long as the slowest.
+    pub fn waits_included(&self) -> bool {
+        self.waits_included
+    }
+
+    /// The same trace, with run-times that include waits for other workers, or not.
+    pub fn with_waits(mut self, included: bool) -> Trace {
+        self.waits_included = included;
+        self
+    }
+
     /// Workers' names.
     pub fn workers(&self) -> &[String] {
         &self.workers
@@ -172,7 +192,7 @@ impl Trace {
         });
         let cells = self.cells[rounds.start * n..rounds.end * n].to_vec();
         let (name, workers) = (self.name.clone(), self.workers.clone());
-        Trace { name, unit: self.unit, workers, cells, micro }
+        Trace { name, unit: self.unit, workers, cells, micro, waits_included: self.waits_included }
     }
 
     /// One cell.
@@ -230,9 +250,10 @@ impl Trace {
 impl PartialEq for Trace {
     /// Absent equals absent, which NaN would not.
     fn eq(&self, other: &Trace) -> bool {
-        let Trace { name, unit, workers, cells, micro } = self;
+        let Trace { name, unit, workers, cells, micro, waits_included } = self;
         let same = |(a, b): (&f64, &f64)| Cell::unpack(*a) == Cell::unpack(*b);
         (name, unit, workers, micro) == (&other.name, &other.unit, &other.workers, &other.micro)
+            && *waits_included == other.waits_included
             && cells.len() == other.cells.len()
             && cells.iter().zip(&other.cells).all(same)
     }

@@ -16,6 +16,9 @@ pub fn write_csv(trace: &Trace, to: impl Write) -> io::Result<()> {
         let problem = format!("a worker's name cannot be written in CSV: {name:?}");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
     }
+    if trace.waits_included() {
+        writeln!(to, "# waits: included")?;
+    }
     writeln!(to, "iteration,worker,seconds")?;
     for round in 0..trace.rounds() {
         for (name, cell) in names.iter().zip(trace.row(round)) {

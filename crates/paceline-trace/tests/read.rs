@@ -142,7 +142,7 @@ fn what_is_not_there_is_named() {
     let error = read(&folder.0.path().join("none.csv"), &ReadOptions::default());
     assert!(error.expect_err("not there").to_string().contains("none.csv: "));
     let error = read(folder.0.path(), &ReadOptions::default()).expect_err("not a run").to_string();
-    assert!(error.ends_with("a folder without events.jsonl: name a file, or the folder of a run"));
+    assert!(error.contains("a folder without events.jsonl or rank-*.csv"), "{error}");
 }
 
 #[test]
@@ -157,6 +157,41 @@ fn a_run_is_read_by_its_folder_or_its_log() {
     assert_eq!(rows(&by_folder), [[Cell::Observed(2.5)]]);
     let by_log = read(&run.join("events.jsonl"), &ReadOptions::default()).expect("a log");
     assert_eq!(by_log.named("first.run"), by_folder);
+}
+
+#[test]
+fn a_recording_is_read_by_its_folder_while_it_is_written() {
+    let folder = Folder::new();
+    folder
+        .file("rank-0.csv", b"# waits: excluded\niteration,worker,seconds\n0,0,1.5\n1,0,2\n2,0,2.");
+    folder.file("rank-10.csv", b"# waits: excluded\niteration,worker,seconds\n1,10,4\n");
+    folder.file("rank-2.csv", b"# waits: excluded\niteration,worker,seconds\n0,2,3\n1,2,3\n");
+    folder.file("notes.csv", b"not a recording");
+    let trace = read(folder.0.path(), &ReadOptions::default()).expect("a recording");
+    assert_eq!(
+        (trace.workers(), trace.waits_included()),
+        (["0", "2", "10"].map(String::from).as_slice(), false)
+    );
+    let expected = [
+        [Cell::Observed(1.5), Cell::Observed(3.0), Cell::Absent],
+        [Cell::Observed(2.0), Cell::Observed(3.0), Cell::Observed(4.0)],
+    ];
+    assert_eq!(rows(&trace), expected);
+    folder.file("rank-3.csv", b"# waits: included\niteration,worker,seconds\n0,3,3\n");
+    assert!(read(folder.0.path(), &ReadOptions::default()).expect("a recording").waits_included());
+}
+
+#[test]
+fn remarks_before_the_header_may_tell_of_waits() {
+    let folder = Folder::new();
+    let remarks = |text: &str| folder.read(format!("{text}\n{LONG}"));
+    assert!(!remarks("# by hand, in May").expect("a trace").waits_included());
+    let with_waits = remarks("# waits: included").expect("a trace");
+    assert!(with_waits.waits_included());
+    assert!(with_waits.slice(0..1).waits_included());
+    assert_ne!(with_waits, folder.read(LONG).expect("a trace"));
+    let error = remarks("# waits: some").expect_err("an unknown value");
+    assert!(error.starts_with("it.csv, line 1: `some` says nothing about waits"), "{error}");
 }
 
 #[test]

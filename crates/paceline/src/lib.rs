@@ -1,7 +1,7 @@
 //! The `paceline` command line: settings, processes, and what a person sees of a run.
 //!
 //! Decisions are made in `paceline-core`, sums in `paceline-server`, gradients in `paceline-nn`;
-//! here they are put together for a user.
+//! here they are put together for a user. The Python package uses the same command line, texts and pages.
 
 mod analyze;
 mod checks;
@@ -28,4 +28,6 @@ mod traces;
 mod train;
 mod worker;
 
+pub use analyze::{AnalysisReport, analysis_text};
 pub use cli::{main, run};
+pub use simulate::{Overhead, ReplayRow, ReplayedPolicy, SimulationReport, Study, simulation_text};

@@ -6,10 +6,17 @@ use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use paceline_trace::{Phases, ReadOptions, SyntheticSpec, Trace, Unit, generate, read, sample};
 
+use crate::console;
+
+/// The warning about a trace whose run-times include waits.
+pub(crate) const WAITS_INCLUDED: &str = "run-times include waits for other workers, which the recorder \
+                                         could not separate: workers look equally fast, and \
+                                         stragglers cost more than these figures say";
+
 /// The traces to read or draw.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TraceArgs {
-    /// Traces: CSV (plain, gzip, zstd), Parquet, an event log, or the folder of a run
+    /// Traces: CSV (plain, gzip, zstd), Parquet, an event log, or the folder of a run or recording
     /// [default: an embedded sample]
     #[arg(value_name = "TRACE")]
     traces: Vec<PathBuf>,
@@ -121,6 +128,9 @@ impl TraceArgs {
             TraceSource::Synthetic(spec, seed) => generate(spec, *seed),
             TraceSource::Sample => sample(),
         };
+        if trace.waits_included() {
+            console::say(format_args!("warning: {}: {WAITS_INCLUDED}", trace.name()));
+        }
         let trace = match self.rounds {
             Some(rounds) => rounds.slice(&trace)?,
             None => trace,

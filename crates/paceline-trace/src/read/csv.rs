@@ -18,23 +18,79 @@ pub(super) fn read(
     text: impl BufRead,
     options: &ReadOptions,
 ) -> Result<Trace, TraceError> {
-    let mut lines = Lines::new(path, text);
     let mut table = CellTable::default();
-    let header = lines.next()?.ok_or_else(|| TraceError::file(path, Problem::Empty))?;
+    let waits_included = read_into(&mut table, path, text, options, LastLine::Complete)?;
+    finish(table, path, name, waits_included)
+}
+
+/// Whether the last line counts if no line break follows it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum LastLine {
+    /// It counts.
+    Complete,
+    /// The file may still be written: it does not count.
+    MayBeCut,
+}
+
+/// Adds the cells of CSV text to a table. Tells whether run-times include waits for other workers.
+pub(super) fn read_into(
+    table: &mut CellTable,
+    path: &Path,
+    text: impl BufRead,
+    options: &ReadOptions,
+    last: LastLine,
+) -> Result<bool, TraceError> {
+    let mut lines = Lines::new(path, text);
     let at = |number, problem| TraceError::at(path, Position::Line(number), problem);
-    let number = header.number;
-    let form = fields(&header)
-        .and_then(|header| Form::from_header(&header, options, &mut table))
-        .map_err(|problem| at(number, problem))?;
+    let mut waits_included = false;
+    let form = loop {
+        let line = lines.next()?.ok_or_else(|| TraceError::file(path, Problem::Empty))?;
+        let number = line.number;
+        match line.text.strip_prefix(b"#") {
+            Some(remark) => {
+                let waits = waits(remark).map_err(|problem| at(number, problem))?;
+                waits_included = waits.unwrap_or(waits_included);
+            }
+            None => {
+                break fields(&line)
+                    .and_then(|header| Form::from_header(&header, options, table))
+                    .map_err(|problem| at(number, problem))?;
+            }
+        }
+    };
     while let Some(line) = lines.next()? {
-        form.row(&line, &mut table).map_err(|problem| at(line.number, problem))?;
+        if line.ended || last == LastLine::Complete {
+            form.row(&line, table).map_err(|problem| at(line.number, problem))?;
+        }
     }
+    Ok(waits_included)
+}
+
+/// The trace of a table that was read from `path`.
+pub(super) fn finish(
+    table: CellTable,
+    path: &Path,
+    name: &str,
+    waits_included: bool,
+) -> Result<Trace, TraceError> {
     if table.is_empty() {
         return Err(TraceError::file(path, Problem::NoRows));
     }
     table
         .into_trace(name, Position::Line)
+        .map(|trace| trace.with_waits(waits_included))
         .map_err(|(place, problem)| TraceError::at(path, place, problem))
+}
+
+/// The value of a remark `waits: included` or `waits: excluded`; `None` for any other remark.
+fn waits(remark: &[u8]) -> Result<Option<bool>, Problem> {
+    let remark = std::str::from_utf8(remark).map_err(|_| Problem::NotText)?;
+    match remark.trim().strip_prefix("waits:").map(str::trim) {
+        None => Ok(None),
+        Some("included") => Ok(Some(true)),
+        Some("excluded") => Ok(Some(false)),
+        Some(other) => Err(Problem::Waits(shown(other))),
+    }
 }
 
 /// The layout of the columns.

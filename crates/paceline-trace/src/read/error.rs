@@ -159,8 +159,13 @@ pub enum Problem {
     #[error("no round was closed in this run")]
     NoRound,
     /// A folder that no run wrote.
-    #[error("a folder without events.jsonl: name a file, or the folder of a run")]
+    #[error(
+        "a folder without events.jsonl or rank-*.csv: name a file, or the folder of a run or recording"
+    )]
     NoEventLog,
+    /// The remark on waits has an unknown value.
+    #[error("`{0}` says nothing about waits: write `# waits: included` or `# waits: excluded`")]
+    Waits(String),
 }
 
 /// The longest line that is read.

@@ -8,6 +8,7 @@ mod field;
 mod lines;
 mod operations;
 mod parquet;
+mod recording;
 mod table;
 
 use std::{
@@ -32,12 +33,13 @@ pub struct ReadOptions {
 }
 
 /// Reads a trace in any format: CSV (long or wide), Parquet (run-times or operations), an event log, or
-/// the folder of a run. CSV and logs may be compressed with gzip or zstd. The format is detected from
+/// the
+/// folder of a run or of a recording. CSV and logs may be compressed with gzip or zstd. The format is detected from
 /// the file's content, never from its name.
 pub fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
     let io = |source| TraceError::io(path, source);
     if path.is_dir() {
-        return run(path);
+        return folder(path, options);
     }
     let mut file = BufReader::new(File::open(path).map_err(io)?);
     let name = name_of(path);
@@ -66,16 +68,20 @@ fn text(
     }
 }
 
-/// Reads the event log in the folder of a run, which names the trace.
-fn run(folder: &Path) -> Result<Trace, TraceError> {
+/// Reads the folder of a run, with its event log, or of a recording, with a file per rank. The folder
+/// names the trace.
+fn folder(folder: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
+    let absolute = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let name = absolute.file_name().map_or("run".into(), |name| name.to_string_lossy());
     let path = folder.join("events.jsonl");
-    if !path.is_file() {
-        return Err(TraceError::file(folder, Problem::NoEventLog));
+    if path.is_file() {
+        let file = File::open(&path).map_err(|source| TraceError::io(&path, source))?;
+        return event_log::read(&path, &name, BufReader::new(file));
     }
-    let file = File::open(&path).map_err(|source| TraceError::io(&path, source))?;
-    let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
-    let name = folder.file_name().map_or("run".into(), |name| name.to_string_lossy());
-    event_log::read(&path, &name, BufReader::new(file))
+    match recording::files(folder)? {
+        files if files.is_empty() => Err(TraceError::file(folder, Problem::NoEventLog)),
+        files => recording::read(folder, &name, &files, options),
+    }
 }
 
 /// The content of a file by its first bytes.

@@ -15,7 +15,8 @@ use paceline_analysis::{Analysis, analyze};
 
 use crate::progress::Progress;
 pub(crate) use args::AnalyzeArgs;
-use report::AnalysisReport;
+pub use report::AnalysisReport;
+pub use text::text as analysis_text;
 
 use crate::traces::TraceSource;
 

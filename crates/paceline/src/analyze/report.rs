@@ -4,6 +4,8 @@ use paceline_analysis::{Analysis, CutoffPoint, Shift};
 use paceline_report::{Axis, Heatmap, HeatmapCell, LineChart, Page, Section, Series, Table, short};
 use paceline_trace::{Cell, Trace};
 
+use crate::traces::WAITS_INCLUDED;
+
 use super::words::{
     change, counted, headline, names, percent, shift, slow_workers, slowness, span, sure, times,
 };
@@ -11,25 +13,33 @@ use super::words::{
 /// Most rows of a table.
 const ROWS: usize = 20;
 
-/// The page's sections, trace by trace.
-pub(super) struct AnalysisReport {
+/// A page on analyses, trace by trace.
+pub struct AnalysisReport {
     title: String,
     sections: Vec<Section>,
 }
 
 impl AnalysisReport {
-    pub(super) fn new() -> AnalysisReport {
+    /// A page without traces.
+    #[expect(clippy::new_without_default, reason = "a page is filled after it is made")]
+    pub fn new() -> AnalysisReport {
         AnalysisReport { title: String::new(), sections: Vec::new() }
     }
 
-    pub(super) fn add(&mut self, trace: &Trace, analysis: &Analysis) {
+    /// Adds the analysis of one trace.
+    pub fn add(&mut self, trace: &Trace, analysis: &Analysis) {
         self.title = match self.title.is_empty() {
             true => format!("What stragglers cost: {}", analysis.name),
             false => "What stragglers cost".to_owned(),
         };
         let [cost, fixed, most] = headline(analysis);
+        let summary = Section::new("").lead(&cost).lead(&fixed).lead(&most);
+        let summary = match analysis.waits_included {
+            true => summary.text(&format!("Warning: {WAITS_INCLUDED}.")),
+            false => summary,
+        };
         self.sections.extend([
-            Section::new("").lead(&cost).lead(&fixed).lead(&most).table(&facts(analysis)),
+            summary.table(&facts(analysis)),
             Section::new("Run-times")
                 .heatmap(&heatmap(trace))
                 .chart(&over_time(trace, analysis))
@@ -40,7 +50,8 @@ impl AnalysisReport {
         ]);
     }
 
-    pub(super) fn page(self) -> Page {
+    /// The page.
+    pub fn page(self) -> Page {
         let notes = Section::new("How to read this")
             .note(
                 "Rates are contributions per unit of time over the whole trace. The best fixed cutoff \

@@ -12,8 +12,8 @@ use super::words::{
 /// Most rows of a table.
 const ROWS: usize = 5;
 
-/// The whole text.
-pub(super) fn text(analysis: &Analysis) -> String {
+/// An analysis as text for a terminal.
+pub fn text(analysis: &Analysis) -> String {
     let parts = [
         run_times(analysis),
         cutoffs(analysis),

@@ -7,6 +7,7 @@ use paceline_core::{Enough, Straggler};
 use paceline_policy::{PolicySpec, PolicySpecError};
 use paceline_sim::SystemSpec;
 
+use super::study::Study;
 use crate::traces::{TraceArgs, not_negative};
 
 #[derive(Debug, Args)]
@@ -68,9 +69,21 @@ pub(crate) struct SimulateArgs {
     pub(super) html: Option<PathBuf>,
 }
 
+impl SimulateArgs {
+    pub(super) fn study(&self) -> Study {
+        Study {
+            policies: self.policy.clone(),
+            seeds: self.seeds,
+            straggler: self.straggler,
+            overhead: self.overhead,
+            quorum: self.quorum,
+        }
+    }
+}
+
 /// A policy to replay, or a reference that knows the future.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum ReplayedPolicy {
+pub enum ReplayedPolicy {
     /// A policy that can run live.
     Policy(PolicySpec),
     /// The best fixed count, in hindsight.
@@ -103,7 +116,8 @@ impl fmt::Display for ReplayedPolicy {
 
 /// Time between rounds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Overhead {
+pub enum Overhead {
+    /// Seconds.
     Seconds(f64),
     /// A multiple of the median run-time.
     Medians(f64),

@@ -17,8 +17,10 @@ use paceline_report::write_whole;
 use serde::Serialize;
 
 pub(crate) use args::SimulateArgs;
-use report::SimulationReport;
-use study::{ReplayRow, study};
+pub use args::{Overhead, ReplayedPolicy};
+pub use report::SimulationReport;
+pub use study::{ReplayRow, Study};
+pub use text::text as simulation_text;
 
 use crate::{model, progress::Progress, traces::TraceSource};
 
@@ -61,7 +63,10 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode> {
             }
             continue;
         }
-        let rows = study(source, &trace, args, &model, tell)?;
+        let rows = args.study().run(&trace, source.by_the_clock(), &model, |done, all| {
+            tell(done, all);
+            Ok(())
+        })?;
         if args.decisions.is_some() {
             rows.iter().for_each(|row| write_decisions(row, &mut decisions));
         }

@@ -10,17 +10,20 @@ use super::{
 /// Most points of a line; more are averaged over neighbouring rounds.
 const POINTS: usize = 600;
 
-/// A page with one section per trace.
-pub(super) struct SimulationReport {
+/// A page on replays, with one section per trace.
+pub struct SimulationReport {
     page: Page,
 }
 
 impl SimulationReport {
-    pub(super) fn new() -> SimulationReport {
+    /// A page without traces.
+    #[expect(clippy::new_without_default, reason = "a page is filled after it is made")]
+    pub fn new() -> SimulationReport {
         SimulationReport { page: Page::new("Paceline: policies on these run-times") }
     }
 
-    pub(super) fn add(&mut self, rows: &[ReplayRow]) {
+    /// Adds the replays of one trace.
+    pub fn add(&mut self, rows: &[ReplayRow]) {
         let Some(first) = rows.first() else { return };
         let lead = format!(
             "{} workers, {} rounds, stragglers {}. Best fixed count in hindsight: {} ({:.3}× full \
@@ -41,7 +44,8 @@ impl SimulationReport {
         self.page = page.section(section);
     }
 
-    pub(super) fn page(self) -> Page {
+    /// The page.
+    pub fn page(self) -> Page {
         self.page
     }
 }

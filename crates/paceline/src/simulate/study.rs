@@ -10,16 +10,31 @@ use paceline_core::{Policy, Straggler};
 use paceline_model::Model;
 use paceline_policy::{Cutoff, Static};
 use paceline_sim::{Drawn, Recorded, Replay, ReplayOutcome, Scripted};
-use paceline_trace::{Hindsight, Trace, deadlines, hindsight};
+use paceline_trace::{Hindsight, SyntheticSpec, Trace, deadlines, hindsight};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::args::{ReplayedPolicy, SimulateArgs};
-use crate::traces::TraceSource;
+use super::args::{Overhead, ReplayedPolicy};
+
+/// Which policies to replay a trace under, and how.
+#[derive(Debug, Clone)]
+pub struct Study {
+    /// The policies.
+    pub policies: Vec<ReplayedPolicy>,
+    /// Replays per policy: seed 0 is the trace unchanged, others begin at another round and number the
+    /// workers in another order.
+    pub seeds: u64,
+    /// What a worker past the cut does.
+    pub straggler: Straggler,
+    /// Time between a close and the next round.
+    pub overhead: Overhead,
+    /// Least contributions of a round.
+    pub quorum: u32,
+}
 
 /// One replay: a line of `--json`.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct ReplayRow {
+pub struct ReplayRow {
     pub(super) trace: String,
     pub(super) policy: String,
     pub(super) seed: u64,
@@ -64,59 +79,70 @@ impl Bounds {
     }
 }
 
-/// Replays a trace under all policies and seeds; calls `tell` with the number done.
-pub(super) fn study(
-    source: &TraceSource,
-    trace: &Trace,
-    args: &SimulateArgs,
-    model: &Arc<Model>,
-    tell: impl Fn(usize, usize) + Sync,
-) -> Result<Vec<ReplayRow>> {
-    ensure!(
-        !args.straggler.counts_parts() || trace.micro_batches() > 1,
-        "{}: salvage needs a trace with micro-batches (docs/traces.md), this one has whole run-times",
-        trace.name()
-    );
-    let n = trace.workers().len();
-    ensure!(
-        args.quorum as usize <= n,
-        "{}: --quorum {} is more than its {n} workers",
-        trace.name(),
-        args.quorum
-    );
-    let replay = Replay {
-        straggler: args.straggler,
-        overhead: args.overhead.seconds(trace.median()),
-        quorum: args.quorum as usize,
-    };
-    let bounds = source.by_the_clock().is_none().then(|| Bounds::from_trace(trace, &replay));
-    let jobs: Vec<(ReplayedPolicy, u64)> = args
-        .policy
-        .iter()
-        .flat_map(|&contender| (0..args.seeds).map(move |seed| (contender, seed)))
-        .collect();
-    let done = AtomicUsize::new(0);
-    let rows = jobs.par_iter().map(|&(contender, seed)| {
-        let row = match (source.by_the_clock(), &bounds) {
-            (Some((spec, drawn)), _) => {
-                let mut world = Drawn::new(trace.name(), spec.source(drawn.wrapping_add(seed)));
-                let policy = policy_of(contender, model, None, 0, trace)?;
-                let outcome = replay.run(&mut world, spec.rounds(), policy);
-                let drawn = world.into_trace();
-                row(contender, seed, &drawn, &replay, &Bounds::from_trace(&drawn, &replay), outcome)
-            }
-            (None, Some(bounds)) => {
-                let mut world = Recorded::new(trace, seed);
-                let policy = policy_of(contender, model, Some(bounds), world.start(), trace)?;
-                let outcome = replay.run(&mut world, trace.rounds(), policy);
-                row(contender, seed, trace, &replay, bounds, outcome)
-            }
-            (None, None) => unreachable!("a trace without phases by the clock has bounds"),
+impl Study {
+    /// Replays a trace under all policies and seeds. `drawn` is the generator and the seed of a trace
+    /// whose phases advance by the clock. `tell` is called with the number of replays done, and with
+    /// that of all; its error ends the study.
+    pub fn run(
+        &self,
+        trace: &Trace,
+        drawn: Option<(&SyntheticSpec, u64)>,
+        model: &Arc<Model>,
+        tell: impl Fn(usize, usize) -> Result<()> + Sync,
+    ) -> Result<Vec<ReplayRow>> {
+        ensure!(
+            !self.straggler.counts_parts() || trace.micro_batches() > 1,
+            "{}: salvage needs a trace with micro-batches (docs/traces.md), this one has whole run-times",
+            trace.name()
+        );
+        let n = trace.workers().len();
+        ensure!(
+            self.quorum as usize <= n,
+            "{}: --quorum {} is more than its {n} workers",
+            trace.name(),
+            self.quorum
+        );
+        let replay = Replay {
+            straggler: self.straggler,
+            overhead: self.overhead.seconds(trace.median()),
+            quorum: self.quorum as usize,
         };
-        tell(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
-        Ok(row)
-    });
-    rows.collect()
+        let bounds = drawn.is_none().then(|| Bounds::from_trace(trace, &replay));
+        let jobs: Vec<(ReplayedPolicy, u64)> = self
+            .policies
+            .iter()
+            .flat_map(|&contender| (0..self.seeds).map(move |seed| (contender, seed)))
+            .collect();
+        let done = AtomicUsize::new(0);
+        let rows = jobs.par_iter().map(|&(contender, seed)| {
+            let row = match (drawn, &bounds) {
+                (Some((spec, first)), _) => {
+                    let mut world = Drawn::new(trace.name(), spec.source(first.wrapping_add(seed)));
+                    let policy = policy_of(contender, model, None, 0, trace)?;
+                    let outcome = replay.run(&mut world, spec.rounds(), policy);
+                    let drawn = world.into_trace();
+                    row(
+                        contender,
+                        seed,
+                        &drawn,
+                        &replay,
+                        &Bounds::from_trace(&drawn, &replay),
+                        outcome,
+                    )
+                }
+                (None, Some(bounds)) => {
+                    let mut world = Recorded::new(trace, seed);
+                    let policy = policy_of(contender, model, Some(bounds), world.start(), trace)?;
+                    let outcome = replay.run(&mut world, trace.rounds(), policy);
+                    row(contender, seed, trace, &replay, bounds, outcome)
+                }
+                (None, None) => unreachable!("a trace without phases by the clock has bounds"),
+            };
+            tell(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len())?;
+            Ok(row)
+        });
+        rows.collect()
+    }
 }
 
 fn policy_of(

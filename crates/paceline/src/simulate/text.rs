@@ -40,8 +40,8 @@ pub(super) fn by_policy(rows: &[ReplayRow]) -> Vec<(&str, Vec<&ReplayRow>)> {
     policies
 }
 
-/// One trace's study.
-pub(super) fn text(rows: &[ReplayRow], censored: f64) -> String {
+/// The replays of one trace as text, with the share of its run-times that are lower bounds.
+pub fn text(rows: &[ReplayRow], censored: f64) -> String {
     let Some(first) = rows.first() else { return String::new() };
     let mut text = format!(
         "{}: {} workers, {} rounds, stragglers {}{}\n",

@@ -1,0 +1,54 @@
+"""Processes for the tests."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def ranks() -> Callable[..., list[str]]:
+    """Runs a script of this folder as ranks of a process group on loopback; returns what they print."""
+
+    def run(script: str, *words: str, world_size: int = 2, **environment: str) -> list[str]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        processes = []
+        for rank in range(world_size):
+            place = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world_size),
+                "LOCAL_WORLD_SIZE": str(world_size),
+                "GROUP_RANK": "0",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "TORCHELASTIC_RUN_ID": "test",
+                "OMP_NUM_THREADS": "1",
+            }
+            command = [sys.executable, str(HERE / script), *words]
+            environment = {**os.environ, **place, **environment}
+            processes.append(
+                subprocess.Popen(
+                    command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                )
+            )
+        try:
+            outputs = [process.communicate(timeout=240) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        for process, (_, errors) in zip(processes, outputs):
+            assert process.returncode == 0, errors
+        return [out for out, _ in outputs]
+
+    return run
