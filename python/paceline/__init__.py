@@ -11,16 +11,38 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.analysis import Analysis, Simulation, analyze, simulate
+    from paceline.data import LedgerLoader
+    from paceline.errors import PacelineError, RunEnded
     from paceline.recorder import Recorder, record
+    from paceline.session import Session, Step, init
 
-__all__ = ["Analysis", "Recorder", "Simulation", "analyze", "record", "simulate"]
+__all__ = [
+    "Analysis",
+    "LedgerLoader",
+    "PacelineError",
+    "Recorder",
+    "RunEnded",
+    "Session",
+    "Simulation",
+    "Step",
+    "analyze",
+    "init",
+    "record",
+    "simulate",
+]
 
 # The module of each name.
 _MODULES = {
     "Analysis": "paceline.analysis",
+    "LedgerLoader": "paceline.data",
+    "PacelineError": "paceline.errors",
     "Recorder": "paceline.recorder",
+    "RunEnded": "paceline.errors",
+    "Session": "paceline.session",
     "Simulation": "paceline.analysis",
+    "Step": "paceline.session",
     "analyze": "paceline.analysis",
+    "init": "paceline.session",
     "record": "paceline.recorder",
     "simulate": "paceline.analysis",
 }

@@ -84,7 +84,7 @@ def _start_server(workers: int, bind: str, token: str | None) -> str:
     folder = Path(tempfile.mkdtemp(prefix="paceline-"))
     file, errors = folder / "address", folder / "server.log"
     command = [
-        sys.executable, "-m", "paceline", "server", "--offered", "--workers", str(workers),
+        sys.executable, "-m", "paceline", "server", "--model", "offered", "--workers", str(workers),
         "--bind", bind, "--address-file", str(file),
     ]  # fmt: skip
     env = {k: v for k, v in os.environ.items() if k not in ("PACELINE_WORKERS", "PACELINE_BIND")}

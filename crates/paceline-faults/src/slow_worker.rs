@@ -76,6 +76,11 @@ impl SlownessSpec {
         self.items.iter().filter_map(kill).min()
     }
 
+    /// Whether it asks for nothing but kills, which can be inflicted from outside as well.
+    pub fn only_kills(&self) -> bool {
+        self.nominal.is_none() && self.items.iter().all(|item| matches!(item, Item::Kill { .. }))
+    }
+
     /// Workers that it names.
     pub fn workers(&self) -> Vec<u32> {
         let named = |item: &Item| match *item {

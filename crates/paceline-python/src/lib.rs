@@ -2,9 +2,9 @@
 
 mod analysis;
 mod command_line;
-mod worker;
 mod interrupt;
 mod trace;
+mod worker;
 
 use pyo3::pymodule;
 

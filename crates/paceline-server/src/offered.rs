@@ -72,7 +72,7 @@ impl Entrance {
             match timeout_at(deadline, self.queue.recv()).await {
                 Ok(Some(Input::Offer(call))) => return Ok(call),
                 Ok(Some(other)) => early.push(other),
-                Ok(None) => return Err(ServerError::Stopped),
+                Ok(None) => return Err(ServerError::NoInputs),
                 Err(_) => return Err(ServerError::NoOffer(idle)),
             }
         }

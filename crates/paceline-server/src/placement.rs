@@ -111,7 +111,7 @@ impl ShardChannels {
     async fn ready(&mut self, queue: &mut UnboundedReceiver<Input>) -> Result<(), ServerError> {
         let mut missing = self.len();
         while missing > 0 {
-            match queue.recv().await.ok_or(ServerError::Stopped)? {
+            match queue.recv().await.ok_or(ServerError::NoInputs)? {
                 Input::Shard { report: Ok(report), .. } if report.message == FromShard::Ready => {
                     missing -= 1;
                 }
@@ -173,7 +173,7 @@ async fn call_remote(
     let mut callers: Vec<Option<Caller>> = specs.iter().map(|_| None).collect();
     let mut early = Vec::new();
     while !callers.iter().all(|caller| caller.as_ref().is_some_and(|caller| caller.ready)) {
-        match queue.recv().await.ok_or(ServerError::Stopped)? {
+        match queue.recv().await.ok_or(ServerError::NoInputs)? {
             Input::ShardCall(call) => take_call(call, &specs, start, &mut callers),
             Input::Shard { index, report: Ok(report) } if report.message == FromShard::Ready => {
                 callers[index as usize].iter_mut().for_each(|caller| caller.ready = true);

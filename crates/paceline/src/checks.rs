@@ -1,7 +1,7 @@
 //! Checks of the command line: its units, and the workers and shards that it names. What a run cannot do,
 //! `paceline-server` knows.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use paceline_server::Rules;
 use paceline_wire::frame::MAX_BLOCK;
 
@@ -39,7 +39,35 @@ impl RunConfig {
             liveness: self.round.liveness.0,
         };
         rules.check()?;
+        self.check_offered()?;
         self.check_stragglers()
+    }
+
+    /// The server of a run whose workers bring their model has no model to evaluate, and cannot slow the
+    /// workers from inside.
+    fn check_offered(&self) -> Result<()> {
+        if !self.is_offered() {
+            return Ok(());
+        }
+        let stop = &self.stop;
+        let unknown = [
+            (stop.target_accuracy.is_some(), "target-accuracy"),
+            (stop.target_loss.is_some(), "target-loss"),
+            (self.record.eval_every.is_some(), "eval-every"),
+            (self.task.costs.is_some(), "costs"),
+            (self.faults.nominal.is_some(), "nominal"),
+        ];
+        if let Some((_, setting)) = unknown.into_iter().find(|(given, _)| *given) {
+            bail!(
+                "{setting} needs a model of this program: with --model offered workers bring theirs"
+            );
+        }
+        ensure!(
+            self.fault_plan()?.inside.only_kills(),
+            "with --model offered workers can be slowed from outside only: hog, crowd, nice, stop, \
+             preempt, kill, delay, loss and link",
+        );
+        Ok(())
     }
 
     /// Only workers and shards that there are can be slow.

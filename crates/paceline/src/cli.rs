@@ -67,10 +67,23 @@ enum Command {
     /// Keep a slow link until standard input closes
     #[command(hide = true)]
     Link(LinkArgs),
+    /// Become a worker's command
+    #[command(hide = true)]
+    Exec(ExecArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    /// Command of a worker that brings its model, such as `python train.py`. It is started --workers
+    /// times, with PACELINE_SERVER and PACELINE_WORKER set
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["model", "resume"])]
+    pub(crate) command: Option<String>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RunArgs {
     /// Settings as TOML; the environment goes over it, flags over both
     pub(crate) config: Option<PathBuf>,
     /// Go on with a run from its last checkpoint: its name, or its folder
@@ -89,10 +102,16 @@ pub(crate) struct TrainArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {
     #[command(flatten)]
-    pub(crate) run: TrainArgs,
+    pub(crate) run: RunArgs,
     /// Address to listen on; anything but loopback needs a token
     #[arg(long, env = "PACELINE_BIND", default_value = "127.0.0.1:4747", value_name = "ADDR")]
     pub(crate) bind: String,
+    /// File to write the address and the process id to, once the server listens
+    #[arg(long, value_name = "FILE")]
+    pub(crate) address_file: Option<PathBuf>,
+    /// With --model offered, how long to wait for the first worker
+    #[arg(long, value_name = "TIME", default_value = "60s")]
+    pub(crate) idle: Span,
     /// File that holds the token which peers must show (or PACELINE_TOKEN)
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
@@ -163,6 +182,20 @@ struct HogArgs {
     /// Stay on this core
     #[arg(long, value_name = "CORE")]
     pin: Option<usize>,
+}
+
+/// A worker's command, and the conditions that it runs under.
+#[derive(Debug, Args)]
+struct ExecArgs {
+    /// Stay on this core
+    #[arg(long, value_name = "CORE")]
+    pin: Option<usize>,
+    /// Let others go first
+    #[arg(long, value_name = "MORE")]
+    nice: Option<i32>,
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, required = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]
@@ -264,6 +297,12 @@ fn execute(command: Command, program: &[OsString]) -> Result<ExitCode> {
         Command::Link(LinkArgs { owner, worker, rate }) => {
             LinkSpec { owner, worker, rate }.keep()?;
             Ok(ExitCode::SUCCESS)
+        }
+        Command::Exec(ExecArgs { pin, nice, command }) => {
+            host::end_with_parent()?;
+            pin.map_or(Ok(()), host::pin)?;
+            nice.map_or(Ok(()), host::give_way)?;
+            Err(host::become_command(&command))
         }
     }
 }

@@ -3,7 +3,12 @@
 //! The settings themselves are in `settings.rs`. [`RunConfig`] holds the values that are in force, and
 //! [`RunFlags`] those that flags and environment give. Layers are laid over each other as TOML tables.
 
-use std::{collections::BTreeSet, fs, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Command};
@@ -20,6 +25,7 @@ use toml::de::DeTable;
 
 use crate::{
     flags::RunFlags,
+    offered::ModelSource,
     settings::{
         ClusterSettings, FaultSettings, RecordSettings, RoundSettings, StopSettings, TaskSettings,
         UpdateSettings, WeakSettings,
@@ -62,25 +68,39 @@ const DEFAULT_EPOCHS: u32 = 5;
 impl RunConfig {
     /// Lays the flags (and environment) over the file (if any) over the defaults.
     pub(crate) fn layered(file: Option<&Path>, flags: &RunFlags) -> Result<Self> {
-        Self::lay(file, flags, false).map_err(|error| Usage(format!("{error:#}")).into())
+        let defaults = toml::Table::new();
+        Self::lay(defaults, file, flags, false).map_err(|error| Usage(format!("{error:#}")).into())
+    }
+
+    /// Like [`Self::layered`], with settings that a worker offers between the defaults and the file.
+    pub(crate) fn offered(
+        settings: &BTreeMap<String, String>,
+        file: Option<&Path>,
+        flags: &RunFlags,
+    ) -> Result<Self> {
+        Self::lay(RunFlags::read(settings)?.table().clone(), file, flags, false)
     }
 
     /// Lays the flags over the settings that a run was left with. Whatever they say of when to stop
     /// replaces all that was said of it then.
     pub(crate) fn resumed(saved: &Path, flags: &RunFlags) -> Result<Self> {
-        Self::lay(Some(saved), flags, true).map_err(|error| Usage(format!("{error:#}")).into())
+        let defaults = toml::Table::new();
+        let config = Self::lay(defaults, Some(saved), flags, true);
+        config.map_err(|error| Usage(format!("{error:#}")).into())
     }
 
-    fn lay(file: Option<&Path>, flags: &RunFlags, resumed: bool) -> Result<Self> {
-        let mut table = match file {
-            Some(path) => {
-                let text = fs::read_to_string(path)
-                    .with_context(|| format!("failed to read the config {}", path.display()))?;
-                Self::read(&text).with_context(|| format!("in the config {}", path.display()))?;
-                toml::from_str(&text)?
-            }
-            None => toml::Table::new(),
-        };
+    fn lay(
+        mut table: toml::Table,
+        file: Option<&Path>,
+        flags: &RunFlags,
+        resumed: bool,
+    ) -> Result<Self> {
+        if let Some(path) = file {
+            let text = fs::read_to_string(path)
+                .with_context(|| format!("failed to read the config {}", path.display()))?;
+            Self::read(&text).with_context(|| format!("in the config {}", path.display()))?;
+            table.extend(toml::from_str::<toml::Table>(&text)?);
+        }
         let flags = flags.table();
         // The objective suited the old policy; the new one has its own.
         if resumed && flags.contains_key("policy") {
@@ -189,14 +209,17 @@ impl RunConfig {
     pub(crate) fn limits(&self) -> Limits {
         let StopSettings { rounds, epochs, target_accuracy, target_loss, time_limit } = self.stop;
         let targets = target_accuracy.or(target_loss);
-        let unlimited = rounds.is_none() && targets.is_none() && time_limit.is_none();
+        // Workers that bring their model know when they have finished.
+        let workers_finish = self.is_offered();
+        let unlimited =
+            rounds.is_none() && targets.is_none() && time_limit.is_none() && !workers_finish;
         Limits {
             rounds,
             epochs: epochs.or(unlimited.then_some(DEFAULT_EPOCHS)),
             accuracy: target_accuracy,
             loss: target_loss,
             time: time_limit.map(|span| span.0),
-            workers_finish: false,
+            workers_finish,
         }
     }
 
@@ -231,9 +254,17 @@ impl RunConfig {
     }
 
     /// How the learning rate follows what is contributed: as the objective values it, unless something
-    /// else is asked for.
+    /// else is asked for. Workers that bring their model have a learning rate of their own.
     pub(crate) fn lr_scaling(&self) -> LrScaling {
-        self.update.lr_scaling.unwrap_or(self.objective().lr_scaling())
+        self.update.lr_scaling.unwrap_or(match self.is_offered() {
+            true => LrScaling::None,
+            false => self.objective().lr_scaling(),
+        })
+    }
+
+    /// Whether workers bring the model.
+    pub(crate) fn is_offered(&self) -> bool {
+        self.task.model == ModelSource::Offered
     }
 
     pub(crate) fn weak_sync(&self) -> WeakSync {
@@ -252,7 +283,7 @@ impl RunConfig {
 
     pub(crate) fn update_config(&self) -> UpdateConfig {
         UpdateConfig {
-            optimizer: self.update.optimizer.into(),
+            optimizer: self.update.optimizer.clone(),
             learning_rate: self.update.lr,
             schedule: self.update.schedule,
             scaling: self.lr_scaling(),
@@ -278,7 +309,7 @@ impl RunConfig {
 }
 
 /// The names of the settings in a group, as flags and config files have them.
-fn names<T: Args>() -> BTreeSet<String> {
+pub(crate) fn names<T: Args>() -> BTreeSet<String> {
     let command = T::augment_args(Command::new("settings"));
     command.get_arguments().filter_map(|arg| arg.get_long().map(str::to_owned)).collect()
 }

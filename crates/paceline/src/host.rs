@@ -1,8 +1,12 @@
 //! This machine: its name, its cores, and processes on it.
 
-use std::{ffi::OsStr, os::unix::process::CommandExt, process::Command};
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::process::CommandExt,
+    process::Command,
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use rustix::{
     process::{Signal, nice, set_parent_process_death_signal},
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
@@ -31,6 +35,13 @@ pub(crate) fn give_way(more: i32) -> Result<()> {
 pub(crate) fn end_with_parent() -> Result<()> {
     let killed = set_parent_process_death_signal(Some(Signal::KILL));
     killed.context("failed to tie this process to its parent")
+}
+
+/// Replaces this process by a command; returns only if that fails.
+pub(crate) fn become_command(command: &[OsString]) -> anyhow::Error {
+    let Some((program, args)) = command.split_first() else { return anyhow!("no command") };
+    let error = Command::new(program).args(args).exec();
+    anyhow!("failed to start {}: {error}", program.display())
 }
 
 /// A program in a process group of its own: Ctrl-C is for this process, which then ends the others

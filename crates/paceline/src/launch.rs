@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use crate::{
     config::RunConfig,
     host,
-    member::{Member, Recipe},
+    member::{Member, Recipe, Running, Task},
     run_dir::RunDir,
 };
 
@@ -29,7 +29,21 @@ pub(crate) struct Crew {
     networks: Vec<WorkerNetwork>,
     /// Where each worker's words go, and how much was there before this run.
     logs: Vec<(PathBuf, u64)>,
-    running: watch::Receiver<usize>,
+    is_command: bool,
+    running: watch::Receiver<Running>,
+}
+
+/// What the processes of workers run.
+pub(crate) enum WorkerKind {
+    /// This program.
+    Native,
+    /// A command of the user's, whose model is offered to the server.
+    Command {
+        /// The command and its arguments.
+        words: Vec<OsString>,
+        /// The number of the open round.
+        rounds: watch::Receiver<u64>,
+    },
 }
 
 impl Crew {
@@ -40,15 +54,18 @@ impl Crew {
         config: &RunConfig,
         address: SocketAddr,
         dir: &RunDir,
+        kind: WorkerKind,
     ) -> Result<Self> {
         let (plan, cores) = (config.fault_plan()?, host::core_numbers()?);
-        let (alive, running) = watch::channel(config.cluster.workers as usize);
+        let workers = config.cluster.workers as usize;
+        let (alive, running) = watch::channel(Running { alive: workers, failed: 0 });
         let alive = Arc::new(alive);
         let mut crew = Crew {
             members: Vec::new(),
             hogs: Vec::new(),
             networks: Vec::new(),
             logs: Vec::new(),
+            is_command: matches!(kind, WorkerKind::Command { .. }),
             running,
         };
         for worker in 0..config.cluster.workers {
@@ -61,14 +78,20 @@ impl Crew {
             }
             let network =
                 WorkerNetwork::start(program, worker, &faults, address, config.task.seed)?;
-            let recipe = Recipe {
-                program: program.to_vec(),
-                entrance: network.entrance(),
-                args: args(config, worker, &network, core, faults.nice),
-                worker,
-                slowness: plan.inside.clone(),
-                log,
+            let (args, task) = match &kind {
+                WorkerKind::Native => {
+                    let args = args(config, worker, &network, core, faults.nice);
+                    (args, Task::Native(plan.inside.clone()))
+                }
+                WorkerKind::Command { words, rounds } => {
+                    let env = environment(worker, config.cluster.workers, &network);
+                    let killed_at = plan.inside.killed_at(worker);
+                    let rounds = rounds.clone();
+                    (exec(words, core, faults.nice), Task::Command { env, killed_at, rounds })
+                }
             };
+            let (program, entrance) = (program.to_vec(), network.entrance());
+            let recipe = Recipe { program, entrance, args, worker, task, log };
             crew.networks.push(network);
             crew.members.push(Member::start(recipe, faults, Arc::clone(&alive))?);
         }
@@ -80,8 +103,21 @@ impl Crew {
         let mut running = self.running.clone();
         async move {
             // An error means that every watcher has ended, and so every worker.
-            let _ = running.wait_for(|alive| *alive == 0).await;
+            let _ = running.wait_for(|running| running.alive == 0).await;
         }
+    }
+
+    /// Resolves when the commands of the user's have ended by themselves; at once for workers that are this
+    /// program, which end with the run.
+    pub(crate) async fn finished(&self) {
+        if self.is_command {
+            self.all_gone().await;
+        }
+    }
+
+    /// Whether every command of the user's has failed.
+    pub(crate) fn all_failed(&self) -> bool {
+        self.is_command && self.running.borrow().failed == self.logs.len()
     }
 
     /// The last words of the workers that have any, the same words once.
@@ -104,6 +140,28 @@ impl Drop for Crew {
     }
 }
 
+/// The arguments that have this program become the command of the user's.
+fn exec(words: &[OsString], core: Option<usize>, nice: Option<i32>) -> Vec<OsString> {
+    let flags = [
+        core.map(|core| ("--pin", core.to_string())),
+        nice.map(|more| ("--nice", more.to_string())),
+    ];
+    let flags = flags.into_iter().flatten().flat_map(|(flag, value)| [flag.to_owned(), value]);
+    let own = ["exec".to_owned()].into_iter().chain(flags).chain(["--".to_owned()]);
+    own.map(OsString::from).chain(words.iter().cloned()).collect()
+}
+
+/// What a command of the user's finds in its environment.
+fn environment(worker: u32, workers: u32, network: &WorkerNetwork) -> Vec<(String, String)> {
+    let variables = [
+        Some(("PACELINE_SERVER", network.address().to_string())),
+        Some(("PACELINE_WORKER", worker.to_string())),
+        Some(("PACELINE_WORKERS", workers.to_string())),
+        network.is_worse().then(|| ("PACELINE_TRANSPORT", Transport::Tcp.to_string())),
+    ];
+    variables.into_iter().flatten().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
 /// What a worker is told, besides how slow it is.
 fn args(
     config: &RunConfig,
@@ -111,7 +169,7 @@ fn args(
     network: &WorkerNetwork,
     core: Option<usize>,
     nice: Option<i32>,
-) -> Vec<String> {
+) -> Vec<OsString> {
     let transport = if network.is_worse() { Transport::Tcp } else { Transport::Auto };
     let flags = [
         Some(("--connect", network.address().to_string())),
@@ -123,7 +181,7 @@ fn args(
         nice.map(|more| ("--nice", more.to_string())),
     ];
     let flags = flags.into_iter().flatten().flat_map(|(flag, value)| [flag.to_owned(), value]);
-    ["worker", "--tied"].map(str::to_owned).into_iter().chain(flags).collect()
+    ["worker", "--tied"].map(str::to_owned).into_iter().chain(flags).map(OsString::from).collect()
 }
 
 /// The last line of a log that holds anything and was not there `before`.

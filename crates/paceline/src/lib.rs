@@ -17,6 +17,7 @@ mod host;
 mod launch;
 mod member;
 mod model;
+mod offered;
 mod progress;
 mod run_dir;
 mod server;

@@ -23,6 +23,9 @@ use crate::{console::say, host};
 /// How long a worker has to end by itself after the run.
 const PARTING: Duration = Duration::from_secs(3);
 
+/// The same for a command of the user's, which may save its model.
+const PARTING_OF_COMMANDS: Duration = Duration::from_secs(10);
+
 /// How often a process is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -32,30 +35,62 @@ pub(crate) struct Recipe {
     pub(crate) program: Vec<OsString>,
     /// What leads to the program, if it is not started from here.
     pub(crate) entrance: Vec<String>,
-    pub(crate) args: Vec<String>,
+    pub(crate) args: Vec<OsString>,
     pub(crate) worker: u32,
-    pub(crate) slowness: SlownessSpec,
+    pub(crate) task: Task,
     pub(crate) log: File,
+}
+
+/// What a worker's process does.
+pub(crate) enum Task {
+    /// It runs a model of this program, and inflicts this slowness on itself.
+    Native(SlownessSpec),
+    /// It runs a command of the user's, and is killed from outside.
+    Command {
+        /// Variables in its environment.
+        env: Vec<(String, String)>,
+        /// The round in which it is killed for good, if it is.
+        killed_at: Option<u64>,
+        /// The number of the open round.
+        rounds: watch::Receiver<u64>,
+    },
+}
+
+/// Variables of launchers that a command of the user's must not take for its own.
+const OTHER_LAUNCHERS: [&str; 3] = ["RANK", "LOCAL_RANK", "WORLD_SIZE"];
+
+/// How many worker processes there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Running {
+    /// Processes that are not gone for good.
+    pub(crate) alive: usize,
+    /// Processes that ended with an error.
+    pub(crate) failed: usize,
 }
 
 impl Recipe {
     /// A worker knows of its next preemption as of a kill; that it comes back is not its business.
     fn start(&self, next: Option<&Preemption>) -> Result<Child> {
-        let slowness = self.slowness.clone();
-        let slowness = match next {
-            Some(preemption) => slowness.killing(self.worker, preemption.round),
-            None => slowness,
-        };
         let entrance = self.entrance.iter().map(OsStr::new);
         let mut words = entrance.chain(self.program.iter().map(OsString::as_os_str));
         let mut command = host::command(words.next().context("a worker has no program")?);
-        command
-            .args(words)
-            .args(&self.args)
-            .args(["--stragglers", &slowness.to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(self.log.try_clone()?);
+        command.args(words).args(&self.args).stdin(Stdio::null()).stderr(self.log.try_clone()?);
+        match &self.task {
+            Task::Native(slowness) => {
+                let slowness = slowness.clone();
+                let slowness = match next {
+                    Some(preemption) => slowness.killing(self.worker, preemption.round),
+                    None => slowness,
+                };
+                command.args(["--stragglers", &slowness.to_string()]).stdout(Stdio::null());
+            }
+            Task::Command { env, .. } => {
+                for name in OTHER_LAUNCHERS {
+                    command.env_remove(name);
+                }
+                command.envs(env.iter().cloned()).stdout(self.log.try_clone()?);
+            }
+        }
         command.spawn().context("failed to start a worker")
     }
 }
@@ -68,21 +103,26 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Starts the worker; `alive` counts it until it is gone for good.
+    /// Starts the worker; `running` counts it until it is gone for good.
     pub(crate) fn start(
         recipe: Recipe,
         faults: ProcessFaults,
-        alive: Arc<watch::Sender<usize>>,
+        running: Arc<watch::Sender<Running>>,
     ) -> Result<Self> {
         let ProcessFaults { stalls, mut preemptions, .. } = faults;
         preemptions.reverse();
         let child = recipe.start(preemptions.last())?;
         let (run, over) = mpsc::channel();
-        let mut life = Life { recipe, stopper: Stopper::new(stalls), preemptions, child, over };
+        let mut life =
+            Life { recipe, stopper: Stopper::new(stalls), preemptions, child, over, ended: false };
         let thread = thread::Builder::new().name("member".to_owned()).spawn(move || {
             life.until_gone();
             life.part();
-            alive.send_modify(|alive| *alive -= 1);
+            let failed = life.report();
+            running.send_modify(|running| {
+                running.alive -= 1;
+                running.failed += usize::from(failed);
+            });
         })?;
         Ok(Member { run: Some(run), thread: Some(thread) })
     }
@@ -111,6 +151,8 @@ struct Life {
     child: Child,
     /// Hangs up when the run is over.
     over: Receiver<()>,
+    /// The worker was ended because the run was over.
+    ended: bool,
 }
 
 impl Life {
@@ -122,11 +164,35 @@ impl Life {
                 Ok(Some(status)) if self.comes_back(status) => continue,
                 _ => return,
             }
+            self.kill_if_due();
             let nap = self.stopper.apply(&self.child, LOOK);
             if self.is_over_after(nap) {
                 return;
             }
         }
+    }
+
+    /// Kills a command of the user's in the round of its next preemption, or in its last. It may be stopped.
+    fn kill_if_due(&mut self) {
+        let Task::Command { killed_at, rounds, .. } = &self.recipe.task else { return };
+        let next = self.preemptions.last().map(|preemption| preemption.round).or(*killed_at);
+        if next.is_some_and(|round| *rounds.borrow() >= round) {
+            let _ = self.child.kill();
+        }
+    }
+
+    /// Whether a command of the user's ended with an error, which is said.
+    fn report(&mut self) -> bool {
+        let status = self.child.try_wait().ok().flatten();
+        let Some(status) = status.filter(|status| !status.success()) else { return false };
+        let is_command = matches!(self.recipe.task, Task::Command { .. });
+        if is_command && !self.ended {
+            let worker = self.recipe.worker;
+            say(format_args!(
+                "the command of w{worker} failed: {status}; see workers/w{worker}.log"
+            ));
+        }
+        is_command
     }
 
     /// A worker that was killed with a preemption to come is started again after its time away.
@@ -160,11 +226,16 @@ impl Life {
         if matches!(self.child.try_wait(), Ok(None)) {
             let _ = kill_process(Pid::from_child(&self.child), Signal::CONT);
         }
-        let deadline = Instant::now() + PARTING;
+        let deadline = Instant::now()
+            + match self.recipe.task {
+                Task::Native(_) => PARTING,
+                Task::Command { .. } => PARTING_OF_COMMANDS,
+            };
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
         }
         if matches!(self.child.try_wait(), Ok(None)) {
+            self.ended = true;
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
@@ -182,16 +253,16 @@ mod tests {
         Recipe {
             program: vec!["sh".into()],
             entrance: Vec::new(),
-            args: ["-c", script].map(str::to_owned).to_vec(),
+            args: ["-c", script].map(OsString::from).to_vec(),
             worker: 2,
-            slowness: "slow:2:5".parse().unwrap(),
+            task: Task::Native("slow:2:5".parse().unwrap()),
             log: File::create(dir.path().join("log")).unwrap(),
         }
     }
 
-    fn count() -> (Arc<watch::Sender<usize>>, watch::Receiver<usize>) {
-        let (alive, running) = watch::channel(1);
-        (Arc::new(alive), running)
+    fn count() -> (Arc<watch::Sender<Running>>, watch::Receiver<Running>) {
+        let (count, running) = watch::channel(Running { alive: 1, failed: 0 });
+        (Arc::new(count), running)
     }
 
     #[test]
@@ -205,7 +276,7 @@ mod tests {
         let faults = ProcessFaults { preemptions, ..ProcessFaults::default() };
         let mut member = Member::start(shell(script, &dir), faults, alive).unwrap();
         member.thread.take().unwrap().join().unwrap();
-        assert_eq!(*running.borrow(), 0);
+        assert_eq!(running.borrow().alive, 0);
         let told = std::fs::read_to_string(dir.path().join("log")).unwrap();
         assert_eq!(told, "slow:2:5,kill:2@4\nslow:2:5,kill:2@9\nslow:2:5\n");
     }
@@ -234,6 +305,6 @@ mod tests {
         let over = Instant::now();
         drop(member);
         assert!(over.elapsed() < PARTING, "it had to be killed");
-        assert_eq!(*running.borrow(), 0);
+        assert_eq!(running.borrow().alive, 0);
     }
 }

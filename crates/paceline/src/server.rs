@@ -1,6 +1,12 @@
 //! `paceline server`: a coordinator, or one shard, for workers on any machine.
 
-use std::{fs, net::TcpListener, path::Path, process::ExitCode, sync::Arc};
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener},
+    path::Path,
+    process::ExitCode,
+    sync::Arc,
+};
 
 use anyhow::{Context, Result, ensure};
 use paceline_faults::FaultPlan;
@@ -8,7 +14,7 @@ use paceline_report::Usage;
 use paceline_server::{ShardConfig, ShardFaults, check_bind, serve_shard};
 
 use crate::{
-    cli::{ServerArgs, TrainArgs},
+    cli::{RunArgs, ServerArgs},
     console::say,
     flags::RunFlags,
     session::{Others, Session, runtime},
@@ -20,6 +26,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   paceline server --workers 4                        on loopback; workers: paceline worker
   PACELINE_TOKEN=… paceline server --bind 0.0.0.0:4747   for workers on other machines
+  paceline server --model offered --workers 4        for workers that bring their model
   paceline server --remote-shards --shards 2         shards in processes of their own:
   paceline server --shard 0/2 --coordinator 127.0.0.1:4747 --bind 127.0.0.1:4750
   paceline server --shard 1/2 --coordinator 127.0.0.1:4747 --bind 127.0.0.1:4751";
@@ -41,16 +48,31 @@ pub(crate) fn run(args: &ServerArgs) -> Result<ExitCode> {
         return run_shard(config, coordinator, listener);
     }
     let remote_shards = args.remote_shards;
-    let session = Session::prepare(&args.run, Others { own_workers: false, remote_shards, token })?;
-    say(format_args!("listening on {}", listener.local_addr()?));
-    session.run(listener, |_, _| Ok(None))
+    let others = Others { own_workers: false, command: false, remote_shards, token };
+    let session = Session::prepare(&args.run, others, args.idle.0)?;
+    let address = listener.local_addr()?;
+    if let Some(path) = &args.address_file {
+        write_address(path, address)?;
+    }
+    say(format_args!("listening on {address}"));
+    session.run(listener, |_, _, _| Ok(None))
+}
+
+/// Writes the address and the process id, separated by a space. The file is whole as soon as it is there.
+fn write_address(path: &Path, address: SocketAddr) -> Result<()> {
+    let draft = path.with_added_extension("tmp");
+    let write = || {
+        fs::write(&draft, format!("{address} {}\n", std::process::id()))?;
+        fs::rename(&draft, path)
+    };
+    write().with_context(|| format!("failed to write {}", path.display()))
 }
 
 /// The settings that a shard has of its own.
 const SHARD_SETTINGS: [&str; 2] = ["stragglers", "shard-nominal"];
 
 /// A shard is told by its coordinator what the run is.
-fn refuse_settings(args: &TrainArgs) -> Result<()> {
+fn refuse_settings(args: &RunArgs) -> Result<()> {
     let mut given = args.flags.given();
     given.retain(|name| !SHARD_SETTINGS.contains(&name.as_str()));
     given.extend(args.config.is_some().then(|| "a config file".to_owned()));

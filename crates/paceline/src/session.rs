@@ -4,31 +4,34 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::ExitCode,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread::{self, JoinHandle},
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
-use paceline_core::{CostBias, Costs, Event, Ledger, NoiseScale, OrderSpec, StopReason, Version};
+use paceline_core::{
+    CostBias, Costs, Event, EventKind, Ledger, NoiseScale, OrderSpec, StopReason, Version,
+};
 use paceline_model::Model;
 use paceline_nn::Workload;
 use paceline_params::{
-    FlatVec,
+    FlatVec, OptimizerSpec,
     checkpoint::{self, Damaged, Latest},
 };
 use paceline_report::Usage;
 use paceline_server::{
     CheckpointConfig, Evaluation, Evaluator, Outcome, SavedState, ServerConfig, ServerError, Start,
-    serve,
+    serve, serve_offered,
 };
+use paceline_wire::offer::Offer;
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::oneshot,
+    sync::{oneshot, watch},
 };
 
 use crate::{
-    cli::TrainArgs,
+    cli::RunArgs,
     config::RunConfig,
     console::{print, say},
     descriptors,
@@ -36,6 +39,7 @@ use crate::{
     event_log::EventLog,
     launch::Crew,
     model,
+    offered::{ModelSource, OfferedRun},
     run_dir::RunDir,
     settings::TaskSettings,
     summary::Summary,
@@ -45,18 +49,32 @@ use crate::{
 pub(crate) struct Session {
     config: RunConfig,
     dir: RunDir,
+    task: Task,
+    json: bool,
+}
+
+/// What a run trains.
+enum Task {
+    Native(Box<NativeTask>),
+    Offered(OfferedRun),
+}
+
+/// A model of this program.
+struct NativeTask {
     start: Start,
     server: ServerConfig,
     evaluator: Option<Evaluator>,
     /// Where it is known what samples cost.
     bias: Option<CostBias>,
-    json: bool,
 }
 
 /// Where the other processes of a run are.
+#[derive(Clone)]
 pub(crate) struct Others {
     /// This process starts the workers.
     pub(crate) own_workers: bool,
+    /// It starts them with a command of the user's.
+    pub(crate) command: bool,
     /// Shards are processes that will call.
     pub(crate) remote_shards: bool,
     /// What lets them in.
@@ -74,6 +92,9 @@ impl Others {
                 "{} worker processes are more than the {MAX_OWN_WORKERS} that one machine is given",
                 config.cluster.workers
             ),
+            true if config.is_offered() && !self.command => {
+                "with --model offered the workers bring their model: give --command".to_owned()
+            }
             // A run that was begun by `train` may be gone on with on several machines.
             false if slow && !resumed => "workers are slow by themselves: give --stragglers and \
                                           --nominal to `paceline worker`"
@@ -90,7 +111,8 @@ impl Others {
 }
 
 impl Session {
-    pub(crate) fn prepare(args: &TrainArgs, others: Others) -> Result<Self> {
+    /// A run of a model of this program, or of one that workers offer within `idle`.
+    pub(crate) fn prepare(args: &RunArgs, others: Others, idle: Duration) -> Result<Self> {
         paceline_nn::single_threaded();
         let resumed = match &args.resume {
             Some(run) => {
@@ -105,9 +127,15 @@ impl Session {
         };
         config.settle();
         others.check(&config, resumed.is_some())?;
-        let shards = if others.remote_shards { 0 } else { config.cluster.shards };
-        descriptors::check(config.cluster.workers, shards, others.own_workers)?;
+        check_descriptors(&config, &others)?;
         let TaskSettings { model, ref data, ref costs, balance, seed } = config.task;
+        let ModelSource::Native(model) = model else {
+            ensure!(resumed.is_none(), "a run whose workers bring the model cannot be resumed");
+            let dir = RunDir::create(&mut config)?;
+            let own = (args.config.as_deref(), &args.flags);
+            let run = OfferedRun::new(own, config.clone(), others, idle);
+            return Ok(Session { config, dir, task: Task::Offered(run), json: args.json });
+        };
         let workload = Workload::load(model, data, seed)?.costing(costs.as_ref(), seed)?;
         let balanced_by = workload.costs.as_deref().filter(|_| balance).map(Costs::fingerprint);
         let (tensors, params) = workload.begin(seed)?;
@@ -134,7 +162,7 @@ impl Session {
         let samples = workload.samples;
         let server = ServerConfig {
             balance: balanced_by,
-            ..server_config(&config, run_time_model, &dir, samples, others)?
+            ..server_config(&config, run_time_model, &dir, Some(samples), others)?
         };
         for doubt in config.doubts() {
             say(format_args!("note: {doubt}"));
@@ -145,7 +173,8 @@ impl Session {
             let balance = balance.then(|| costs.clone());
             CostBias::new(OrderSpec { balance, ..OrderSpec::new(seed, samples) }, costs)
         });
-        Ok(Session { config, dir, start, server, evaluator, bias, json })
+        let task = Task::Native(Box::new(NativeTask { start, server, evaluator, bias }));
+        Ok(Session { config, dir, task, json })
     }
 
     /// Runs to the end and says what came of it. `start_crew` starts workers, if it is this process
@@ -153,17 +182,25 @@ impl Session {
     pub(crate) fn run(
         self,
         listener: TcpListener,
-        start_crew: impl FnOnce(&RunConfig, &RunDir) -> Result<Option<Crew>>,
+        start_crew: impl FnOnce(&RunConfig, &RunDir, watch::Receiver<u64>) -> Result<Option<Crew>>,
     ) -> Result<ExitCode> {
-        let Session { config, dir, start, server, evaluator, bias, json } = self;
+        let Session { config, dir, mut task, json } = self;
         let runtime = runtime()?;
         // From here on Ctrl-C is heard, so nobody who is started is left behind.
         let told_to_stop = {
             let _inside = runtime.enter();
             told_to_stop()?
         };
-        let (events, recorder) = record(&dir, goal(&server, &config), bias)?;
-        let crew = start_crew(&config, &dir)?;
+        // An offer may change the settings until the run starts.
+        let (in_force, bias) = match &mut task {
+            Task::Native(native) => (Arc::new(Mutex::new(config.clone())), native.bias.take()),
+            Task::Offered(run) => (run.config(), None),
+        };
+        let settings = Arc::clone(&in_force);
+        let settings = move || settings.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (rounds, open) = watch::channel(0);
+        let (events, recorder) = record(&dir, settings.clone(), rounds, bias)?;
+        let crew = start_crew(&config, &dir, open)?;
         let quorum = config.round.quorum;
         let gone = crew.as_ref().map(Crew::all_gone);
         let interrupt = async move {
@@ -175,22 +212,27 @@ impl Session {
             }
         };
         listener.set_nonblocking(true)?;
-        let outcome: Result<Outcome> = runtime.block_on(async move {
+        let outcome: Result<Outcome> = runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            Ok(serve(server, start, listener, evaluator, events, interrupt).await?)
+            Ok(task.serve(&dir, listener, events, interrupt).await?)
         });
         let (recorded, cost_bias) =
             recorder.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        if let (Ok(outcome), Some(crew)) = (&outcome, &crew)
+            && outcome.reason.is_success()
+            && outcome.reason != StopReason::Interrupted
+        {
+            runtime.block_on(crew.finished());
+        }
         let words = crew.as_ref().map(Crew::last_words).unwrap_or_default();
+        let all_failed = crew.as_ref().is_some_and(Crew::all_failed);
         drop(crew);
         let outcome = match outcome {
-            Err(error) if matches!(error.downcast_ref(), Some(ServerError::Stopped)) => {
-                say("interrupted before it began");
-                return Ok(ExitCode::from(130));
-            }
-            outcome => outcome?,
+            Ok(outcome) => outcome,
+            Err(error) => return unstarted(error, &words),
         };
 
+        let config = settings();
         let summary = Summary::new(&config, &outcome, cost_bias);
         dir.write_summary(&summary)?;
         if json {
@@ -209,9 +251,64 @@ impl Session {
             StopReason::Failed(_) | StopReason::Diverged(_) => ExitCode::FAILURE,
             StopReason::QuorumLost { .. } => ExitCode::from(3),
             StopReason::Interrupted => ExitCode::from(130),
+            _ if all_failed => {
+                say("error: every worker failed");
+                ExitCode::FAILURE
+            }
             _ => ExitCode::SUCCESS,
         })
     }
+}
+
+impl Task {
+    async fn serve(
+        self,
+        dir: &RunDir,
+        listener: tokio::net::TcpListener,
+        events: mpsc::Sender<Event>,
+        interrupt: impl Future<Output = StopReason>,
+    ) -> Result<Outcome, ServerError> {
+        match self {
+            Task::Native(native) => {
+                let NativeTask { start, server, evaluator, .. } = *native;
+                serve(server, start, listener, evaluator, events, interrupt).await
+            }
+            Task::Offered(run) => {
+                let config = run.config();
+                let patience = {
+                    let config = config.lock().unwrap_or_else(PoisonError::into_inner);
+                    config.round.liveness.0
+                };
+                let peers = (run.others.token.clone(), patience, run.idle);
+                let plan =
+                    |offer: &Offer| run.plan(offer, dir).map_err(|error| format!("{error:#}"));
+                serve_offered(peers, plan, listener, events, interrupt).await
+            }
+        }
+    }
+}
+
+/// The exit code of a run that ended before it started.
+fn unstarted(error: anyhow::Error, words: &[String]) -> Result<ExitCode> {
+    let code = match error.downcast_ref() {
+        Some(ServerError::Stopped(StopReason::Interrupted)) => {
+            say("interrupted before it began");
+            return Ok(ExitCode::from(130));
+        }
+        Some(ServerError::Stopped(_) | ServerError::NoOffer(_)) => ExitCode::from(3),
+        _ => return Err(error),
+    };
+    for words in words {
+        say(format_args!("a worker's last words: {words}"));
+    }
+    say(format_args!("error: {error}"));
+    Ok(code)
+}
+
+/// Checks that this process may open as many files as the run needs.
+pub(crate) fn check_descriptors(config: &RunConfig, others: &Others) -> Result<()> {
+    let shards = if others.remote_shards { 0 } else { config.cluster.shards };
+    descriptors::check(config.cluster.workers, shards, others.own_workers)
 }
 
 /// The newest whole checkpoint of a run. Newer ones that are damaged are named on standard error.
@@ -297,14 +394,20 @@ fn for_server(
     })
 }
 
-fn server_config(
+/// Rounds between checkpoints of a run without epochs.
+const STREAM_CHECKPOINTS: u64 = 100;
+
+pub(crate) fn server_config(
     config: &RunConfig,
     run_time_model: Arc<Model>,
     dir: &RunDir,
-    samples: u32,
+    samples: Option<u32>,
     others: Others,
 ) -> Result<ServerConfig> {
-    let epoch = config.rounds_per_epoch(samples);
+    let epoch = samples.map_or(STREAM_CHECKPOINTS, |samples| config.rounds_per_epoch(samples));
+    // Where the shards hold means, the workers have the parameters.
+    let holds_means = *config.update.optimizer.of(0) == OptimizerSpec::Mean;
+    let keeps_state = config.is_offered() && holds_means;
     // Shards in processes of their own are given their faults there.
     let own_shards = if others.remote_shards { 0 } else { config.cluster.shards };
     let (plan, nominal) = (config.fault_plan()?, config.faults.shard_nominal.map(|span| span.0));
@@ -318,8 +421,8 @@ fn server_config(
         costs: config.task.costs.as_ref().map(ToString::to_string).unwrap_or_default(),
         balance: None,
         seed: config.task.seed,
-        samples: Some(samples),
-        epoch_barrier: false,
+        samples,
+        epoch_barrier: config.is_offered(),
         policy: config.round.policy,
         objective: config.objective(),
         run_time_model,
@@ -329,12 +432,12 @@ fn server_config(
         update: config.update_config(),
         limits: config.limits(),
         deterministic: config.round.deterministic,
-        checkpoints: Some(CheckpointConfig {
+        checkpoints: (!keeps_state).then(|| CheckpointConfig {
             dir: dir.checkpoints(),
             every: config.record.checkpoint_every.unwrap_or(epoch),
             keep: config.record.keep_checkpoints,
         }),
-        state_file: None,
+        state_file: keeps_state.then(|| dir.state()),
         evaluate_every: config.record.eval_every.unwrap_or(epoch),
         heartbeat: config.heartbeat(),
         liveness: config.round.liveness.0,
@@ -343,9 +446,9 @@ fn server_config(
     })
 }
 
-fn goal(server: &ServerConfig, config: &RunConfig) -> Goal {
-    let weight = config.samples_per_round() as f64;
-    Goal { rounds: server.limits.rounds, epochs: server.limits.epochs, weight }
+fn goal(config: &RunConfig) -> Goal {
+    let (limits, weight) = (config.limits(), config.samples_per_round() as f64);
+    Goal { rounds: limits.rounds, epochs: limits.epochs, weight }
 }
 
 /// Whether the log was written, and by how much what came into updates costs more than what was handed
@@ -353,19 +456,26 @@ fn goal(server: &ServerConfig, config: &RunConfig) -> Goal {
 type Recorded = (Result<()>, Option<f64>);
 
 /// Starts the thread that writes the log and draws the display; it ends with the events. A log that
-/// cannot be written is said at once and again at the end; the run goes on.
+/// cannot be written is said at once and again at the end; the run goes on. `settings` are those in force
+/// when the run starts; `rounds` gets the number of each round that opens.
 fn record(
     dir: &RunDir,
-    goal: Goal,
+    settings: impl FnOnce() -> RunConfig + Send + 'static,
+    rounds: watch::Sender<u64>,
     mut bias: Option<CostBias>,
 ) -> Result<(mpsc::Sender<Event>, JoinHandle<Recorded>)> {
     let (sender, events) = mpsc::channel::<Event>();
     let mut log = EventLog::open(&dir.events())?;
     let recorder = thread::Builder::new().name("recorder".to_owned()).spawn(move || {
-        let mut display = Display::new(goal);
         let mut logged = Ok(());
-        while let Ok(first) = events.recv() {
+        let Ok(first) = events.recv() else { return (logged, None) };
+        let mut display = Display::new(goal(&settings()));
+        let mut next = Some(first);
+        while let Some(first) = next.take() {
             for event in std::iter::once(first).chain(events.try_iter()) {
+                if let EventKind::RoundStarted { round, .. } = event.kind {
+                    rounds.send_replace(round.0);
+                }
                 if let Some(bias) = &mut bias {
                     bias.see(&event.kind);
                 }
@@ -380,6 +490,7 @@ fn record(
                     say(format_args!("the run goes on, unrecorded: {error:#}"));
                 }
             }
+            next = events.recv().ok();
         }
         (logged, bias.as_ref().and_then(CostBias::mean))
     })?;

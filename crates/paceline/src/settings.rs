@@ -6,11 +6,13 @@
 
 use clap::{ArgAction, Args, Command, builder::Resettable};
 use paceline_core::{Enough, Late, Span, Straggler};
-use paceline_nn::{CostSpec, DataSource, ModelSpec};
-use paceline_params::{Clip, LrScaling, OptimizerSpec, Schedule, WireType};
+use paceline_nn::{CostSpec, DataSource};
+use paceline_params::{Clip, LrScaling, OptimizerGroups, Schedule, WireType};
 use paceline_policy::{Objective, PolicySpec};
 use paceline_wire::Transport;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::offered::ModelSource;
 
 /// Where a run is recorded, and how often it is measured and saved.
 #[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize)]
@@ -37,10 +39,11 @@ pub(crate) struct RecordSettings {
 #[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub(crate) struct TaskSettings {
-    /// Model: softmax, mlp, cnn, resnet, or synthetic:N to measure the data plane
+    /// Model: softmax, mlp, cnn, resnet, synthetic:N to measure the data plane, or offered: workers
+    /// bring their own
     #[arg(long, env = "PACELINE_MODEL", default_value = "cnn")]
     #[serde(serialize_with = "text", deserialize_with = "parsed")]
-    pub(crate) model: ModelSpec,
+    pub(crate) model: ModelSource,
     /// `embedded`, or a folder with the files of MNIST (IDX) or CIFAR-10 (binary), plain or gzip
     #[arg(long, env = "PACELINE_DATA", value_name = "DIR", default_value = "embedded")]
     #[serde(serialize_with = "text", deserialize_with = "parsed")]
@@ -178,7 +181,7 @@ pub(crate) struct RoundSettings {
 pub(crate) struct UpdateSettings {
     /// sgd, momentum, adam, adamw or mean, with options: momentum:0.95,nesterov
     #[arg(long, env = "PACELINE_OPTIMIZER", default_value = "momentum:0.9")]
-    pub(crate) optimizer: OptimizerSpec,
+    pub(crate) optimizer: OptimizerGroups,
     /// Learning rate at the reference weight
     #[arg(long, env = "PACELINE_LR", default_value = "0.02")]
     pub(crate) lr: f32,

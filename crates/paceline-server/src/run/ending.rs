@@ -59,11 +59,25 @@ impl Ending {
     pub(super) fn all_finished(&self, live: usize) -> bool {
         live == 0 && !self.departed.is_empty() && self.departed.values().all(|&orderly| orderly)
     }
+
+    /// The reason to stop where no worker is left: some have finished, or all were `lost`.
+    fn without_workers(&self, lost: StopReason) -> StopReason {
+        match self.departed.values().any(|&orderly| orderly) {
+            true => StopReason::WorkersFinished,
+            false => lost,
+        }
+    }
 }
 
 impl Run {
     /// The first reason counts. An open round stays open: no contribution to it was used.
     pub(super) fn stop_because(&mut self, reason: StopReason) {
+        let reason = match reason {
+            StopReason::QuorumLost { live: 0, .. } if self.config.limits.workers_finish => {
+                self.ending.without_workers(reason)
+            }
+            reason => reason,
+        };
         self.ending.reason.get_or_insert(reason);
     }
 

@@ -123,9 +123,12 @@ pub enum ServerError {
     /// No worker brought a model.
     #[error("no worker offered a model within {:.0} s", .0.as_secs_f64())]
     NoOffer(Duration),
+    /// The caller ended it before it was ready.
+    #[error("the server was stopped before it was ready: {0}")]
+    Stopped(StopReason),
     /// All inputs are gone.
-    #[error("the server was stopped before it was ready")]
-    Stopped,
+    #[error("the server's inputs ended before it was ready")]
+    NoInputs,
 }
 
 /// Runs a server until the run is over or `interrupt` gives a reason to end it. Every event goes to `events`.
@@ -156,7 +159,7 @@ pub async fn serve_offered(
     tokio::pin!(interrupt);
     let (config, origin) = tokio::select! {
         offered = entrance.await_offer(&mut plan, idle) => offered?,
-        _ = &mut interrupt => return Err(ServerError::Stopped),
+        reason = &mut interrupt => return Err(ServerError::Stopped(reason)),
     };
     entrance.run(config, origin, None, events, interrupt).await
 }
@@ -218,7 +221,7 @@ impl Entrance {
             shards = ShardChannels::place(&config, &layout, staging, start, &self.door, inbox) => {
                 shards?
             }
-            _ = &mut interrupt => return Err(ServerError::Stopped),
+            reason = &mut interrupt => return Err(ServerError::Stopped(reason)),
         };
         let inputs = self.inputs.clone();
         let mut run = Run::new(config, origin, layout, staging, shards, evaluator, events, inputs)?;

@@ -164,7 +164,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    fn new(output: Output) -> Self {
+    pub fn new(output: Output) -> Self {
         Ended {
             code: output.status.code(),
             stdout: String::from_utf8(output.stdout).unwrap(),

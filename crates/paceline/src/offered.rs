@@ -1,0 +1,212 @@
+//! Runs whose model the workers bring: the settings of such a run, from the server's own and the first
+//! worker's offer.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Result, ensure};
+use paceline_nn::{ModelError, ModelSpec};
+use paceline_params::{OptimizerGroups, OptimizerSpec};
+use paceline_server::ServerConfig;
+use paceline_wire::offer::{Offer, OfferedUpdate};
+
+use crate::{
+    config::RunConfig,
+    flags::RunFlags,
+    model,
+    run_dir::RunDir,
+    session::{Others, check_descriptors, server_config},
+};
+
+/// Where a run's model comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ModelSource {
+    /// A model of this program.
+    Native(ModelSpec),
+    /// The first worker offers it.
+    Offered,
+}
+
+const OFFERED: &str = "offered";
+
+impl FromStr for ModelSource {
+    type Err = ModelError;
+
+    fn from_str(text: &str) -> Result<Self, ModelError> {
+        match text {
+            OFFERED => Ok(ModelSource::Offered),
+            model => model.parse().map(ModelSource::Native),
+        }
+    }
+}
+
+impl fmt::Display for ModelSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ModelSource::Native(model) => model.fmt(f),
+            ModelSource::Offered => f.write_str(OFFERED),
+        }
+    }
+}
+
+/// Settings that an offer cannot have: they concern the server's files and processes, or a model of this
+/// program.
+const NOT_OFFERED: [&str; 9] = [
+    "name",
+    "run-dir",
+    "model",
+    "data",
+    "costs",
+    "balance",
+    "stragglers",
+    "nominal",
+    "shard-nominal",
+];
+
+/// A run that waits for its model.
+pub(crate) struct OfferedRun {
+    /// The server's own settings, which go over those of the offer.
+    file: Option<PathBuf>,
+    flags: RunFlags,
+    name: Option<String>,
+    pub(crate) others: Others,
+    /// How long to wait for an offer.
+    pub(crate) idle: Duration,
+    /// The settings in force: the server's own until an offer is taken.
+    config: Arc<Mutex<RunConfig>>,
+}
+
+impl OfferedRun {
+    /// The run of a server with these settings, which `config` has the values of.
+    pub(crate) fn new(
+        (file, flags): (Option<&Path>, &RunFlags),
+        config: RunConfig,
+        others: Others,
+        idle: Duration,
+    ) -> Self {
+        let mut flags = flags.clone();
+        if others.own_workers {
+            // As many as are started.
+            flags = flags.with("workers", config.cluster.workers);
+        }
+        let (file, name) = (file.map(Path::to_owned), config.record.name.clone());
+        OfferedRun { file, flags, name, others, idle, config: Arc::new(Mutex::new(config)) }
+    }
+
+    /// The settings in force, as they become known.
+    pub(crate) fn config(&self) -> Arc<Mutex<RunConfig>> {
+        Arc::clone(&self.config)
+    }
+
+    /// The run of this offer, or why there can be none.
+    pub(crate) fn plan(&self, offer: &Offer, dir: &RunDir) -> Result<ServerConfig> {
+        let mut config = self.settings(offer)?;
+        config.record.name.clone_from(&self.name);
+        config.settle();
+        check_descriptors(&config, &self.others)?;
+        let run_time_model = model::load(config.round.run_time_model.as_deref().map(Path::new))?;
+        let server =
+            server_config(&config, run_time_model, dir, offer.samples, self.others.clone())?;
+        dir.write_config(&config)?;
+        *self.config.lock().unwrap_or_else(PoisonError::into_inner) = config;
+        Ok(server)
+    }
+
+    fn settings(&self, offer: &Offer) -> Result<RunConfig> {
+        let misplaced = offer.settings.keys().find(|name| NOT_OFFERED.contains(&name.as_str()));
+        ensure!(misplaced.is_none(), "the setting {} is the server's", misplaced.unwrap());
+        let optimizer = match &offer.update {
+            OfferedUpdate::Mean => OptimizerGroups::from(OptimizerSpec::Mean),
+            OfferedUpdate::Server(optimizer) => optimizer.clone(),
+        };
+        let own = BTreeMap::from([
+            ("optimizer", optimizer.to_string()),
+            ("seed", offer.seed.to_string()),
+            ("batch", offer.batch.to_string()),
+            ("micro-batches", offer.micro_batches.to_string()),
+        ]);
+        let mut settings = offer.settings.clone();
+        settings.extend(own.iter().map(|(&name, value)| (name.to_owned(), value.clone())));
+        let config = RunConfig::offered(&settings, self.file.as_deref(), &self.flags)?;
+        let in_force = [
+            ("optimizer", config.update.optimizer.to_string()),
+            ("seed", config.task.seed.to_string()),
+            ("batch", config.round.batch.to_string()),
+            ("micro-batches", config.round.micro_batches.to_string()),
+        ];
+        for (name, value) in in_force {
+            ensure!(
+                own[name] == value,
+                "{name} is {} in the offer and {value} in the server's settings",
+                own[name]
+            );
+        }
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_params::TensorSpec;
+
+    use super::*;
+    use crate::flags::tests::flags;
+
+    fn offer(settings: &[(&str, &str)]) -> Offer {
+        Offer {
+            tensors: vec![TensorSpec::new("w", [2])],
+            hashes: vec![1],
+            update: OfferedUpdate::Mean,
+            samples: Some(100),
+            batch: 8,
+            seed: 3,
+            micro_batches: 2,
+            package: "0.1.0".to_owned(),
+            settings: settings.iter().map(|&(a, b)| (a.to_owned(), b.to_owned())).collect(),
+        }
+    }
+
+    fn run(line: &str) -> OfferedRun {
+        let flags = flags(&format!("--model offered {line}"));
+        let config = RunConfig::layered(None, &flags).unwrap();
+        let others =
+            Others { own_workers: false, command: false, remote_shards: false, token: None };
+        OfferedRun::new((None, &flags), config, others, Duration::ZERO)
+    }
+
+    #[track_caller]
+    fn refused(line: &str, settings: &[(&str, &str)], why: &str) {
+        let error = run(line).settings(&offer(settings)).unwrap_err();
+        let error = format!("{error:#}");
+        assert!(error.contains(why), "{error}");
+    }
+
+    #[test]
+    fn an_offer_goes_over_the_defaults_and_below_the_servers_settings() {
+        let settings = [("policy", "full"), ("quorum", "2")];
+        let config = run("--quorum 3").settings(&offer(&settings)).unwrap();
+        assert_eq!(config.round.policy.to_string(), "full");
+        assert_eq!((config.round.quorum, config.round.batch, config.task.seed), (3, 8, 3));
+        assert_eq!(config.update.optimizer.to_string(), "mean");
+        assert_eq!(config.limits().epochs, None, "the workers know when they have finished");
+        assert!(config.limits().workers_finish);
+    }
+
+    #[test]
+    fn settings_that_an_offer_cannot_have_are_named() {
+        refused("", &[("polciy", "full")], "there is no setting `polciy`");
+        refused("", &[("name", "mine")], "the setting name is the server's");
+        refused("", &[("quorum", "9")], "quorum must be from 1 to the number of workers (4)");
+        refused("", &[("target-loss", "1")], "target-loss needs a model of this program");
+        let batch = "batch is 8 in the offer and 16 in the server's settings";
+        refused("--batch 16", &[], batch);
+        let optimizer = "optimizer is mean in the offer and sgd in the server's settings";
+        refused("--optimizer sgd", &[], optimizer);
+    }
+}
