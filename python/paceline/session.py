@@ -556,7 +556,16 @@ class Session:
         self._check_stepped()
         self._holds_mean = False
         version = self._worker.taken()
-        self._worker.stepped(version, self._replica.record(version))
+        self._tell_stepped(version, self._replica.record(version))
+
+    def _tell_stepped(self, version: int, record: bytes) -> None:
+        worker = self._connected()
+        try:
+            worker.stepped(version, record)
+        except RuntimeError:
+            # The run is over; whoever waits for it next says why.
+            if worker.ended() is None:
+                raise
 
     def _scale_rates(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if self._lr_scaling is None or self._replica.replaying or self.last is None:
@@ -582,6 +591,7 @@ class Session:
             if turn == "loaded":
                 if self._averages:
                     self._catch_up(leave=0)
+                    self._tell_stepped(worker.taken(), b"")
                 else:
                     self._load_parameters()
             elif worker.ended() is not None:

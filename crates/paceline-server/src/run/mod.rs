@@ -455,7 +455,7 @@ impl Run {
                 }
             }
             self.tell_of_wait(now);
-            if self.ending.reason.is_some() && self.is_settled() {
+            if self.ending.reason.is_some() && self.is_settled() && self.replicas_are_level() {
                 break;
             }
         }

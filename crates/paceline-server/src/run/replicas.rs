@@ -1,9 +1,9 @@
 //! Replicas: where workers keep the parameters themselves, how each version was stepped, and whether the
 //! states of the workers agree.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use paceline_core::{EventKind, LeaveReason, Version, WorkerId};
+use paceline_core::{EventKind, LeaveReason, Time, Version, WorkerId};
 use paceline_wire::message::ToWorker;
 
 use super::Run;
@@ -17,6 +17,9 @@ const MAX_RECORD: usize = 64 << 10;
 /// Hash reports of a version are judged at the latest when one of this many versions later arrives.
 const JUDGED_AFTER: u64 = 2;
 
+/// How long workers have at the end of a run to step its last version.
+const LEVELLING: Duration = Duration::from_secs(10);
+
 /// Messages to workers.
 type Messages = Vec<(WorkerId, ToWorker)>;
 
@@ -26,6 +29,10 @@ pub(super) struct Replicas {
     records: BTreeMap<Version, Vec<u8>>,
     /// Workers that wait for the records of these versions.
     waiting: BTreeMap<WorkerId, (Version, Version)>,
+    /// When the run began to end.
+    ending: Option<Time>,
+    /// The version that each worker has stepped.
+    at: BTreeMap<WorkerId, Version>,
     /// Reports on versions that are not judged yet.
     reports: BTreeMap<Version, BTreeMap<WorkerId, Vec<u64>>>,
 }
@@ -39,8 +46,13 @@ struct Mismatch {
 }
 
 impl Replicas {
-    /// A worker has stepped a version. The first record counts; all are alike.
-    fn stepped(&mut self, version: Version, record: Vec<u8>) -> Messages {
+    /// A worker has stepped a version. The first record counts; all are alike. A worker that replayed the
+    /// version sends an empty one.
+    fn stepped(&mut self, worker: WorkerId, version: Version, record: Vec<u8>) -> Messages {
+        self.at.insert(worker, version);
+        if record.is_empty() {
+            return Vec::new();
+        }
         self.records.entry(version).or_insert(record);
         while self.records.len() > RECORDS {
             self.records.pop_first();
@@ -70,6 +82,7 @@ impl Replicas {
     /// A worker is gone, and `live` are left.
     fn forget(&mut self, worker: WorkerId, live: usize) -> Messages {
         self.waiting.remove(&worker);
+        self.at.remove(&worker);
         self.reports.values_mut().for_each(|reports| drop(reports.remove(&worker)));
         self.release(live)
     }
@@ -149,9 +162,21 @@ impl Run {
             let error = format!("{worker} says that it stepped {version} ({} bytes)", record.len());
             return Err(LeaveReason::Misbehaved(error));
         }
-        let messages = self.replicas.stepped(version, record);
+        let messages = self.replicas.stepped(worker, version, record);
         self.tell(messages);
         Ok(())
+    }
+
+    /// Whether every live worker has stepped the last version, or had time to.
+    pub(super) fn replicas_are_level(&mut self) -> bool {
+        if !self.config.keeps_history() {
+            return true;
+        }
+        let (now, version) = (self.now(), self.updates.version);
+        let since = *self.replicas.ending.get_or_insert(now);
+        let stepped = |worker: WorkerId| self.replicas.at.get(&worker) >= Some(&version);
+        let mut live = self.core.machine().live();
+        now.since(since) > LEVELLING || version == Version(0) || live.all(stepped)
     }
 
     pub(super) fn want_records(&mut self, worker: WorkerId, versions: (Version, Version)) {
@@ -205,11 +230,11 @@ mod tests {
     #[test]
     fn a_worker_that_missed_versions_gets_their_records_once_all_are_known() {
         let mut replicas = Replicas::default();
-        assert!(replicas.stepped(Version(1), b"a".to_vec()).is_empty());
-        assert!(replicas.stepped(Version(1), b"other".to_vec()).is_empty());
-        assert!(replicas.stepped(Version(2), b"b".to_vec()).is_empty());
+        assert!(replicas.stepped(W[0], Version(1), b"a".to_vec()).is_empty());
+        assert!(replicas.stepped(W[0], Version(1), b"other".to_vec()).is_empty());
+        assert!(replicas.stepped(W[0], Version(2), b"b".to_vec()).is_empty());
         assert!(replicas.want(W[3], (Version(1), Version(3)), 4).is_empty(), "v3 is to come");
-        let told = replicas.stepped(Version(3), b"c".to_vec());
+        let told = replicas.stepped(W[0], Version(3), b"c".to_vec());
         assert_eq!(told, [(W[3], records(1, &["a", "b", "c"]))]);
         let told = replicas.want(W[2], (Version(2), Version(2)), 4);
         assert_eq!(told, [(W[2], records(2, &["b"]))]);
@@ -219,7 +244,7 @@ mod tests {
     fn records_that_are_gone_show_by_the_first_version() {
         let mut replicas = Replicas::default();
         for version in 1..=RECORDS as u64 + 5 {
-            replicas.stepped(Version(version), b"x".to_vec());
+            replicas.stepped(W[0], Version(version), b"x".to_vec());
         }
         let told = replicas.want(W[0], (Version(2), Version(7)), 4);
         assert_eq!(told, [(W[0], records(6, &["x", "x"]))]);
@@ -228,7 +253,7 @@ mod tests {
     #[test]
     fn nobody_waits_for_a_record_that_nobody_can_send() {
         let mut replicas = Replicas::default();
-        replicas.stepped(Version(1), b"a".to_vec());
+        replicas.stepped(W[0], Version(1), b"a".to_vec());
         assert!(replicas.want(W[0], (Version(1), Version(2)), 2).is_empty());
         let told = replicas.forget(W[1], 1);
         assert_eq!(told, [(W[0], records(1, &["a"]))]);
