@@ -9,7 +9,7 @@ use std::{
 use paceline_core::{
     Announcement, BlockClose, Blocks, ContributionId, Coordinator, CutReason, Decision, Event,
     EventKind, Late, LeaveReason, Ledger, Phase, Policy, Portion, Round, RoundConfig, RoundView,
-    SampleRange, ShardId, Shards, Straggler, Time, Work, WorkerId,
+    SampleRange, ShardId, Shards, StopReason, Straggler, Time, Work, WorkerId,
 };
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 
@@ -546,6 +546,25 @@ fn complete(world: &World) -> u32 {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn once_workers_finish_what_they_are_given_every_epoch_comes_to_its_end(mut case in case()) {
+        // Workers that keep their work past a cut do not give it up.
+        let keeps = case.straggler == Straggler::Finish || case.lag > 0;
+        case.steps.retain(|step| !(keeps && matches!(step, Step::Abort { .. })));
+        let mut world = play(&case);
+        let last = [Step::Report, Step::Publish((1 << SHARDS) - 1), Step::Wait(50)];
+        let finish = |worker| Step::Finish { worker, micro_batches: MICRO_BATCHES };
+        let all: Vec<Step> = (0..WORKERS).map(finish).chain(last).collect();
+        let steps = (0..2).map(Step::Join).chain(std::iter::repeat_n(all, 1000).flatten());
+        for step in steps {
+            if world.coordinator.stop_reason(world.now) == Some(StopReason::Epochs) {
+                break;
+            }
+            world.apply(&step);
+        }
+        prop_assert_eq!(complete(&world), case.epochs);
+    }
 
     #[test]
     fn whatever_happens_in_whatever_order_the_books_and_the_sums_are_right(case in case()) {
