@@ -1,6 +1,7 @@
 //! Every figure in the docs, measured by one command: `cargo run --release -p bench -- NAME`.
 
 mod bdsgd;
+mod contest;
 mod dataplane;
 mod exchange;
 mod limits;
@@ -8,6 +9,7 @@ mod machine;
 mod paceline;
 mod policies;
 mod processes;
+mod pytorch;
 mod report;
 mod rounds;
 mod stats;
@@ -28,7 +30,9 @@ use crate::report::Report;
                         dataplane  what moves the bytes: exchange against peers, folding, block \
                         sizes, slow shards, incast, scaling\n  \
                         time-to-accuracy  who reaches an accuracy first: scenarios, policies, \
-                        live")]
+                        live\n  \
+                        pytorch   the Python package beside DDP, torchft and hivemind: time of a \
+                        step, fixed costs, equality, time to a loss with something slow")]
 struct Args {
     /// Bench to run
     name: String,
@@ -52,9 +56,10 @@ fn main() -> Result<()> {
         "bdsgd" => bdsgd::run(&mut report)?,
         "time-to-accuracy" => time_to_accuracy::run(&mut report)?,
         "dataplane" => dataplane::run(&mut report)?,
+        "pytorch" => pytorch::run(&mut report)?,
         other => bail!(
             "there is no bench `{other}`; there are: rounds, policies, bdsgd, time-to-accuracy, \
-             dataplane"
+             dataplane, pytorch"
         ),
     }
     report.finish(args.json)

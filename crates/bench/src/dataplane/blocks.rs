@@ -4,8 +4,13 @@
 use anyhow::{Context, Result};
 use paceline_wire::Transport;
 
-use super::{Contest, Contestant};
-use crate::{exchange::Exchange, paceline::Paceline, report::Report, stats::ratio};
+use crate::{
+    contest::{Contest, Contestant},
+    exchange::Exchange,
+    paceline::Paceline,
+    report::Report,
+    stats::ratio,
+};
 
 /// Workers, parameters, and block sizes in KiB up to the whole shard: one frame.
 const CASES: [(usize, usize, &[usize]); 2] =

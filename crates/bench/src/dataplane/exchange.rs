@@ -3,8 +3,9 @@
 use anyhow::{Context, Result};
 use paceline_wire::Transport;
 
-use super::{Contest, Contestant, peers::AllReducePeer};
+use super::peers::AllReducePeer;
 use crate::{
+    contest::{Contest, Contestant},
     exchange::{BYTES, Exchange, PARAMS, bare_seconds},
     limits::stream_add,
     paceline::Paceline,

@@ -9,8 +9,9 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Contest, Contestant, peers::AllReducePeer};
+use super::peers::AllReducePeer;
 use crate::{
+    contest::{Contest, Contestant},
     exchange::PARAMS,
     paceline::{Paceline, round_times},
     processes::{Processes, address, wait},

@@ -1,0 +1,283 @@
+//! Something slow: time to the same loss over DDP's, with the same search over learning rates for all.
+
+use std::fmt::Write as _;
+
+use anyhow::{Result, ensure};
+
+use crate::{
+    report::Report,
+    stats::{median, paired_ratio},
+};
+
+use super::{
+    python::{Python, WORKERS, data},
+    system::{System, Workload},
+};
+
+/// A condition and the goal for DDP's time over ours.
+struct Scenario {
+    name: &'static str,
+    title: &'static str,
+    args: &'static str,
+    goal: f64,
+}
+
+const SCENARIOS: [Scenario; 3] = [
+    Scenario { name: "stalls", title: "stalls with p99/p50 = 3", args: "--stalls 3", goal: 1.3 },
+    Scenario { name: "slow", title: "one worker three times as slow", args: "--slow 3", goal: 2.0 },
+    Scenario { name: "both", title: "both", args: "--stalls 3 --slow 3", goal: 2.0 },
+];
+
+/// A training task with a target.
+struct Task {
+    workload: Workload,
+    /// Its data, which the target is for.
+    data: &'static str,
+    /// Learning rates of the search.
+    rates: [f64; 3],
+    /// Seconds that a step's computation is padded to: more than four workers need on two cores.
+    nominal: f64,
+    /// Steps of DDP in a run.
+    steps: usize,
+    /// Test loss to reach.
+    target: f64,
+    seeds: usize,
+    peers: bool,
+}
+
+pub(super) fn cnn(python: &Python, report: &mut Report) -> Result<()> {
+    let task = Task {
+        workload: Workload::CNN,
+        data: "mnist",
+        rates: [0.02, 0.05, 0.1],
+        nominal: 0.08,
+        steps: 200,
+        target: 0.25,
+        seeds: 4,
+        peers: true,
+    };
+    task.run(python, report)
+}
+
+pub(super) fn gpt_small(python: &Python, report: &mut Report) -> Result<()> {
+    let task = Task {
+        workload: Workload::GPT_SMALL,
+        data: "tinyshakespeare",
+        rates: [5e-4, 1e-3, 2e-3],
+        nominal: 0.15,
+        steps: 160,
+        target: 2.75,
+        seeds: 4,
+        peers: true,
+    };
+    task.run(python, report)
+}
+
+pub(super) fn gpt_large(python: &Python, report: &mut Report) -> Result<()> {
+    let task = Task {
+        workload: Workload::GPT_LARGE,
+        data: "tinyshakespeare",
+        rates: [2.5e-4, 5e-4, 1e-3],
+        nominal: 0.8,
+        steps: 80,
+        target: 2.8,
+        seeds: 3,
+        peers: false,
+    };
+    task.run(python, report)
+}
+
+/// One system in one scenario.
+struct Row {
+    system: System,
+    rate: f64,
+    /// Seconds to the target, by seed; infinite where it was not reached.
+    seconds: Vec<f64>,
+}
+
+impl Task {
+    fn run(&self, python: &Python, report: &mut Report) -> Result<()> {
+        let mut systems = vec![System::DDP, System::SALVAGE, System::ABORT];
+        if self.peers && !report.quick() {
+            systems.extend(System::PEERS);
+        }
+        let systems = python.available(&systems);
+        let has_data = data().join(self.data).exists();
+        for scenario in &SCENARIOS {
+            let quick = report.quick();
+            let why = match quick && (self.workload.name != "cnn" || scenario.name != "stalls") {
+                true => Some("takes minutes".to_owned()),
+                false if !has_data => Some(format!("{} is not in ../shared/datasets", self.data)),
+                false => None,
+            };
+            if let Some(why) = why {
+                let goal = format!(">= {}", scenario.goal);
+                report.skip(&self.figure(scenario, "salvage"), &goal, &why);
+                continue;
+            }
+            let rows = self.measure(python, scenario, &systems, quick)?;
+            report.section(self.table(scenario, &rows));
+            self.figures(report, scenario, &rows);
+        }
+        Ok(())
+    }
+
+    /// Every system at its best learning rate, seed by seed, in alternating order.
+    fn measure(
+        &self,
+        python: &Python,
+        scenario: &Scenario,
+        systems: &[System],
+        quick: bool,
+    ) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        for &system in systems {
+            let rate = if quick { self.rates[1] } else { self.search(python, scenario, &system)? };
+            rows.push(Row { system, rate, seconds: Vec::new() });
+        }
+        for seed in 1..=if quick { 1 } else { self.seeds } {
+            // There in one seed, back in the next: slow drift of the machine cancels.
+            let mut order: Vec<usize> = (0..rows.len()).collect();
+            if seed % 2 == 0 {
+                order.reverse();
+            }
+            for who in order {
+                let Row { system, rate, .. } = rows[who];
+                let seconds = self.seconds(python, scenario, &system, rate, seed)?;
+                rows[who].seconds.push(seconds);
+            }
+        }
+        Ok(rows)
+    }
+
+    /// The learning rate that reaches the target first.
+    fn search(&self, python: &Python, scenario: &Scenario, system: &System) -> Result<f64> {
+        let mut best = (f64::INFINITY, self.rates[1]);
+        for rate in self.rates {
+            let seconds = self.seconds(python, scenario, system, rate, 0)?;
+            if seconds < best.0 {
+                best = (seconds, rate);
+            }
+        }
+        Ok(best.1)
+    }
+
+    /// Seconds to the target; infinite if it is not reached.
+    fn seconds(
+        &self,
+        python: &Python,
+        scenario: &Scenario,
+        system: &System,
+        rate: f64,
+        seed: usize,
+    ) -> Result<f64> {
+        let Task { workload, nominal, steps, .. } = self;
+        let args = format!(
+            "--samples {} --lr {rate} --seed {seed} --nominal {nominal} --snapshots {} {}",
+            steps * workload.batch * WORKERS,
+            4.0 * nominal,
+            scenario.args
+        );
+        let workers = python.train(system, workload, &args)?;
+        let losses = &workers[0].losses;
+        ensure!(!losses.is_empty(), "{} took no snapshot", system.name);
+        let seconds = reached(losses, self.target);
+        eprintln!(
+            "   {}, {}, lr {rate}, seed {seed}: {seconds:.1} s, last loss {:.3}",
+            scenario.name,
+            system.name,
+            losses.last().map_or(f64::NAN, |(_, loss)| *loss)
+        );
+        Ok(seconds)
+    }
+
+    fn figure(&self, scenario: &Scenario, how: &str) -> String {
+        format!("{}_{}_{how}_over_ddp", self.workload.name, scenario.name)
+    }
+
+    fn figures(&self, report: &mut Report, scenario: &Scenario, rows: &[Row]) {
+        let seconds = |system: &System| {
+            rows.iter().find(|row| row.system.name == system.name).map(|row| &row.seconds[..])
+        };
+        let Some(ddp) = seconds(&System::DDP) else { return };
+        let title = scenario.title;
+        for (system, how) in [
+            (System::SALVAGE, "salvage"),
+            (System::ABORT, "no-salvage"),
+            (System::TORCHFT, "torchft"),
+            (System::HIVEMIND, "hivemind"),
+        ] {
+            let (name, goal) = (self.figure(scenario, how), scenario.goal);
+            match seconds(&system) {
+                Some(other) => {
+                    let found = paired_ratio(other, ddp);
+                    let note = format!(
+                        "DDP's time to the loss {} over that of {}, {title}: {found}",
+                        self.target, system.name
+                    );
+                    match how {
+                        "salvage" => report.at_least(&name, found.mean, goal, note),
+                        _ => report.tell(&name, found.mean, note),
+                    }
+                }
+                None if how == "salvage" => {
+                    let why = "paceline is not installed for the interpreter";
+                    report.skip(&name, &format!(">= {goal}"), why);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn table(&self, scenario: &Scenario, rows: &[Row]) -> String {
+        let Task { workload, target, nominal, .. } = self;
+        let mut text = format!(
+            "## Time to loss {target}, {}: {}\n\nSteps are padded to {:.0} ms.\n\n| | learning rate | s, \
+             median | best | worst |\n|---|---|---|---|---|\n",
+            scenario.title,
+            workload.name,
+            nominal * 1e3
+        );
+        let shown = |seconds: f64| match seconds.is_finite() {
+            true => format!("{seconds:.1}"),
+            false => "not reached".to_owned(),
+        };
+        for Row { system, rate, seconds } in rows {
+            let end = |pick: fn(f64, f64) -> f64| {
+                shown(seconds.iter().copied().reduce(pick).unwrap_or(f64::NAN))
+            };
+            let _ = writeln!(
+                text,
+                "| {} | {rate} | {} | {} | {} |",
+                system.name,
+                shown(median(seconds)),
+                end(f64::min),
+                end(f64::max)
+            );
+        }
+        text
+    }
+}
+
+/// When the loss first was at most `target`, between snapshots by linear interpolation.
+fn reached(losses: &[(f64, f64)], target: f64) -> f64 {
+    let Some(at) = losses.iter().position(|(_, loss)| *loss <= target) else {
+        return f64::INFINITY;
+    };
+    let (after, low) = losses[at];
+    let Some((before, high)) = at.checked_sub(1).map(|at| losses[at]) else { return after };
+    before + (after - before) * (high - target) / (high - low)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_target_is_reached_between_two_snapshots() {
+        let losses = [(1.0, 2.0), (2.0, 1.0), (3.0, 1.5)];
+        assert_eq!(reached(&losses, 1.25), 1.75);
+        assert_eq!(reached(&losses, 2.0), 1.0);
+        assert_eq!(reached(&losses, 0.9), f64::INFINITY);
+    }
+}
