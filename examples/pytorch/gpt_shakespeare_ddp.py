@@ -1,4 +1,4 @@
-"""A small GPT on characters under DistributedDataParallel; `gpt_shakespeare.py` is the same with Paceline.
+"""A small GPT on characters under DDP; `gpt_shakespeare.py` is the same with Paceline.
 
     torchrun --nproc-per-node 4 examples/pytorch/gpt_shakespeare_ddp.py [--data input.txt] [--size 10m]
 """

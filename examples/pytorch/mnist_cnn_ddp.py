@@ -1,4 +1,4 @@
-"""A small CNN on digits under DistributedDataParallel; `mnist_cnn.py` is the same with Paceline.
+"""A small CNN on digits under DDP; `mnist_cnn.py` is the same with Paceline.
 
     torchrun --nproc-per-node 4 examples/pytorch/mnist_cnn_ddp.py [--data FOLDER_WITH_MNIST]
 """
@@ -38,7 +38,8 @@ def main() -> None:
             loss.backward()
             optimizer.step()
         if dist.get_rank() == 0:
-            print(f"epoch {epoch}: loss {loss.item():.3f}, test accuracy {accuracy(model, args.data):.2%}")
+            correct = accuracy(model, args.data)
+            print(f"epoch {epoch}: loss {loss.item():.3f}, test accuracy {correct:.2%}")
     dist.destroy_process_group()
 
 

@@ -1,7 +1,8 @@
-"""One worker of a run of 100 steps whose parameters are compared: DDP's run first, then Paceline's in the same OUT.
+"""One worker of a run of 100 steps, under DDP or Paceline, whose parameters are compared.
 
-Every worker has the same batches under both systems. With `--gradients recorded` both step on the very same
-gradients, which the first run records; with `live` each computes its own.
+DDP's run comes first, Paceline's second with the same OUT. Every worker has the same batches under both
+systems. With `--gradients recorded` both step on the very same gradients, which the first run records;
+with `live` each computes its own.
 """
 
 import argparse
@@ -55,9 +56,8 @@ def recorded(work: Workload, args: argparse.Namespace) -> list[list[Tensor]]:
     path = Path(args.out) / f"gradients-{args.rank}.pt"
     if not path.exists():
         parameters = list(work.model.parameters())
-        taken = [
-            list(torch.autograd.grad(work.loss(work.model, x, y), parameters)) for x, y in batches(work, args)
-        ]
+        losses = (work.loss(work.model, x, y) for x, y in batches(work, args))
+        taken = [list(torch.autograd.grad(loss, parameters)) for loss in losses]
         torch.save(taken, path)
     return torch.load(path)
 
@@ -92,7 +92,10 @@ def train(work: Workload, args: argparse.Namespace) -> list[float]:
 
 
 def compared(work: Workload, losses: list[float], reference: dict) -> dict:
-    """The worst difference of an element over its tolerance (at most 1 is equal), its tensor, and that of losses."""
+    """The worst difference of an element over its tolerance, its tensor, and the worst one of losses.
+
+    Elements are equal if their difference is at most 1.
+    """
     worst, tensor = 0.0, ""
     for name, parameter in work.model.named_parameters():
         expected = reference["parameters"][name]

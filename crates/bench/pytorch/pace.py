@@ -14,8 +14,8 @@ Z99 = 2.326347874
 class Pace:
     """Pads the computation of a step to a nominal duration, times this worker's slowness.
 
-    Workers that share cores then do not set each other's pace. The time passes in a sleep between forward
-    and backward. Communication comes after it, so it is never hidden in the padding.
+    Workers that share cores then do not set each other's pace. The time passes in a sleep between
+    forward and backward. Communication comes after it, so it is never hidden in the padding.
     """
 
     def __init__(self, nominal: float, slow: float, stalls: float, seed: int, rank: int):

@@ -71,7 +71,7 @@ class DDP(Alone):
 
 
 class TorchFT(Alone):
-    """torchft's DistributedDataParallel over Gloo, as in its example `train_ddp.py`: a replica group per worker."""
+    """torchft's DistributedDataParallel over Gloo, as documented: a replica group per worker."""
 
     def connect(self) -> None:
         import torchft
@@ -117,10 +117,10 @@ class TorchFT(Alone):
 
 
 class Hivemind(Alone):
-    """hivemind's Optimizer with the settings of its quickstart: local updates, parameters averaged meanwhile.
+    """hivemind's Optimizer as in its quickstart: local updates, parameters averaged meanwhile.
 
-    Its quickstart averages every 10,000 samples, with 3 s to find a group; its guide recommends large batches
-    next to that time. Here it averages every 5 s of nominal computation: with the CNN, about 10,000 samples.
+    Its quickstart averages every 10,000 samples, with 3 s to find a group; its guide recommends batches
+    that take long next to that time. Here it averages every 5 s of nominal computation.
     """
 
     SECONDS_BETWEEN_AVERAGES = 5.0
@@ -171,7 +171,6 @@ class Paceline(Alone):
             mode=self.args.mode,
             policy=self.args.policy,
             straggler=self.args.straggler,
-            micro_batches=self.args.micro_batches,
             seed=self.args.seed,
             epochs=self.args.epochs,
         )

@@ -34,10 +34,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--nominal", type=float, default=0.0, help="seconds that a step's computation is padded to")
+    parser.add_argument("--nominal", type=float, default=0.0, help="seconds that a step is padded to")
     parser.add_argument("--stalls", type=float, default=1.0, help="p99/p50 of the durations of steps")
-    parser.add_argument("--slow", type=float, default=1.0, help="how many times as long the last worker takes")
-    parser.add_argument("--snapshots", type=float, help="seconds between snapshots whose loss is taken afterwards")
+    parser.add_argument("--slow", type=float, default=1.0, help="factor of the last worker's durations")
+    parser.add_argument("--snapshots", type=float, help="seconds between snapshots for losses")
     args = parser.parse_args()
     args.rank, args.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return args
@@ -68,7 +68,7 @@ class Snapshots:
 
 
 def memory(process: str) -> dict[str, int]:
-    """Resident memory of a process in bytes, whole and with shared pages divided among those that share them."""
+    """Resident memory of a process in bytes: whole (RSS), and with shared pages divided (PSS)."""
     fields = {}
     for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:]:
         name, value = line.split(":")
@@ -77,12 +77,13 @@ def memory(process: str) -> dict[str, int]:
 
 
 def server_memory() -> dict[str, int] | None:
-    """Memory of the server that this run started, if it has one: a process with the run's own environment."""
+    """Memory of the server that this run started, if it has one; it has the run's environment."""
     mine = f"TORCHELASTIC_RUN_ID={os.environ['TORCHELASTIC_RUN_ID']}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes().split(b"\0")
-            if b"paceline" in words and b"server" in words and mine in (process / "environ").read_bytes().split(b"\0"):
+            environment = (process / "environ").read_bytes().split(b"\0")
+            if b"paceline" in words and b"server" in words and mine in environment:
                 return memory(process.name)
         except OSError:
             continue  # it ended meanwhile, or belongs to somebody else

@@ -60,7 +60,7 @@ def workload(name: str, data: str, samples: int | None) -> Workload:
         model = GPT(len(alphabet), length, size)
     if samples is not None:
         # Spread over the whole set: a text's beginning is not like its end.
-        train = Subset(train, torch.arange(samples).mul(len(train)).div(samples, rounding_mode="floor").tolist())
+        train = Subset(train, [at * len(train) // samples for at in range(samples)])
     x, y = default_collate([test[at] for at in range(min(EVALUATED, len(test)))])
 
     def optimizer(lr: float) -> torch.optim.Optimizer:

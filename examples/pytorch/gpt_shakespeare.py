@@ -1,0 +1,58 @@
+"""A small GPT on characters with Paceline; `gpt_shakespeare_ddp.py` is the same under DDP.
+
+    torchrun --nproc-per-node 4 examples/pytorch/gpt_shakespeare.py [--data input.txt] [--size 10m]
+"""
+
+import argparse
+
+import paceline
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+
+from data import Characters, characters
+from networks import GPT
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", help="a text file; this project's documentation by default")
+    parser.add_argument("--size", choices=GPT.SIZES, default="0.8m", help="number of parameters")
+    parser.add_argument("--length", type=int, default=64, help="characters that the network looks at")
+    parser.add_argument("--epochs", type=int, default=3)
+    args = parser.parse_args()
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    dataset, test, alphabet = characters(args.data, args.length)
+    model = GPT(len(alphabet), args.length, args.size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    session = paceline.init(model, optimizer, epochs=args.epochs)
+    loader = session.loader(dataset, batch_size=16)
+
+    for epoch in range(args.epochs):
+        for step, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+            loss.backward()
+            optimizer.step()
+            if step % 20 == 0 and session.number == 0:
+                print(f"epoch {epoch}, step {step}: loss {loss.item():.3f}")
+    if session.number == 0:
+        print(f"test loss {evaluate(model, test):.3f}\n{sample(model, alphabet)}")
+    session.close()
+
+
+@torch.no_grad()
+def evaluate(model: GPT, test: Characters) -> float:
+    x, y = next(iter(DataLoader(test, batch_size=128)))
+    return F.cross_entropy(model(x).flatten(0, 1), y.flatten()).item()
+
+
+def sample(model: GPT, alphabet: str) -> str:
+    codes = model.continued(torch.tensor([[alphabet.index("\n")]]), 200)
+    return "".join(alphabet[code] for code in codes[0])
+
+
+if __name__ == "__main__":
+    main()
