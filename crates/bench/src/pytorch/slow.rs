@@ -259,13 +259,18 @@ impl Task {
     }
 }
 
-/// When the loss first was at most `target`, between snapshots by linear interpolation.
+/// When the loss came down to `target`, between snapshots by linear interpolation. Each loss is the median
+/// of three neighbours, so that one lucky snapshot does not count.
 fn reached(losses: &[(f64, f64)], target: f64) -> f64 {
-    let Some(at) = losses.iter().position(|(_, loss)| *loss <= target) else {
+    let smooth: Vec<(f64, f64)> = losses
+        .windows(3)
+        .map(|near| (near[1].0, median(&[near[0].1, near[1].1, near[2].1])))
+        .collect();
+    let Some(at) = smooth.iter().position(|(_, loss)| *loss <= target) else {
         return f64::INFINITY;
     };
-    let (after, low) = losses[at];
-    let Some((before, high)) = at.checked_sub(1).map(|at| losses[at]) else { return after };
+    let (after, low) = smooth[at];
+    let Some((before, high)) = at.checked_sub(1).map(|at| smooth[at]) else { return after };
     before + (after - before) * (high - target) / (high - low)
 }
 
@@ -275,9 +280,15 @@ mod tests {
 
     #[test]
     fn the_target_is_reached_between_two_snapshots() {
-        let losses = [(1.0, 2.0), (2.0, 1.0), (3.0, 1.5)];
-        assert_eq!(reached(&losses, 1.25), 1.75);
-        assert_eq!(reached(&losses, 2.0), 1.0);
-        assert_eq!(reached(&losses, 0.9), f64::INFINITY);
+        let losses = [(1.0, 4.0), (2.0, 3.0), (3.0, 2.0), (4.0, 1.0), (5.0, 0.0)];
+        assert_eq!(reached(&losses, 1.5), 3.5);
+        assert_eq!(reached(&losses, 3.0), 2.0);
+        assert_eq!(reached(&losses, 0.5), f64::INFINITY);
+    }
+
+    #[test]
+    fn one_lucky_snapshot_does_not_reach_the_target() {
+        let losses = [(1.0, 3.0), (2.0, 0.5), (3.0, 3.0), (4.0, 3.0), (5.0, 1.0), (6.0, 1.0)];
+        assert_eq!(reached(&losses, 1.0), 5.0);
     }
 }
