@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.analysis import Analysis, Simulation, analyze, simulate
+    from paceline.arrays import ArraySession, init_arrays
     from paceline.data import LedgerLoader
     from paceline.errors import PacelineError, RunEnded
     from paceline.recorder import Recorder, record
-    from paceline.session import Session, Step, init
+    from paceline.session import Session, init
+    from paceline.step import Step
 
 __all__ = [
     "Analysis",
+    "ArraySession",
     "LedgerLoader",
     "PacelineError",
     "Recorder",
@@ -27,6 +30,7 @@ __all__ = [
     "Step",
     "analyze",
     "init",
+    "init_arrays",
     "record",
     "simulate",
 ]
@@ -34,15 +38,17 @@ __all__ = [
 # The module of each name.
 _MODULES = {
     "Analysis": "paceline.analysis",
+    "ArraySession": "paceline.arrays",
     "LedgerLoader": "paceline.data",
     "PacelineError": "paceline.errors",
     "Recorder": "paceline.recorder",
     "RunEnded": "paceline.errors",
     "Session": "paceline.session",
     "Simulation": "paceline.analysis",
-    "Step": "paceline.session",
+    "Step": "paceline.step",
     "analyze": "paceline.analysis",
     "init": "paceline.session",
+    "init_arrays": "paceline.arrays",
     "record": "paceline.recorder",
     "simulate": "paceline.analysis",
 }

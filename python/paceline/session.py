@@ -8,7 +8,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -18,10 +17,12 @@ from torch.optim import Optimizer
 from . import _native
 from .data import LedgerLoader, Portion, split
 from .errors import PacelineError, RunEnded
+from .joining import join
 from .launch import Run, find_run
 from .parameters import FlatVector, as_array
 from .replica import Replica
 from .server_optimizer import describe, rates
+from .step import Step, last_step
 
 log = logging.getLogger("paceline")
 T = TypeVar("T")
@@ -31,31 +32,6 @@ Work = tuple[int, int, list[tuple[int, int]]]
 
 _PATIENCE = 0.1
 """Seconds between two looks for Ctrl-C while the session waits."""
-
-_RESOLUTION = 64
-"""Parts of a batch in which progress is reported to the coordinator."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """What became of the last contribution."""
-
-    round: int
-    """The round."""
-    used: bool
-    """Whether the round used this worker's contribution."""
-    share: float
-    """The share of this worker's batch that was used, 0 to 1."""
-    contributors: int
-    """How many workers contributed."""
-    weight: float
-    """Samples behind the mean gradient."""
-    cut_after: float
-    """Seconds from the round's opening to its cut."""
-    reason: str
-    """Why the round was cut."""
-    missed: int = 0
-    """Rounds that this worker missed and has replayed before this step."""
 
 
 class _Cut(Exception):
@@ -108,6 +84,7 @@ class Session:
         self._settings = settings
         self._worker: _native.Worker | None = None
         self._workers = 1
+        self._reference = 1.0
         self._work: Work | None = None
 
         # What the coordinator has said.
@@ -254,25 +231,19 @@ class Session:
             raise PacelineError("the session is connected: one loader per session")
         run = self._run or find_run()
         self._workers = run.workers
-        settings = dict(self._settings)
-        parts = max(1, min(_RESOLUTION, batch))
-        settings.setdefault("straggler", "salvage" if parts > 1 else "abort")
-        if self._epochs is not None:
-            settings.setdefault("epochs", str(self._epochs))
-        takes_state = _native.offer(
-            run.address,
-            run.token,
+        self._reference = float(batch * run.workers)
+        worker, takes_state = join(
+            run,
             tensors=self._flat.tensors,
             hashes=self._replica.hashes()[: len(self._flat.tensors)],
             optimizers=None if self._averages else describe(self._replica.optimizers),
             samples=samples,
             batch=batch,
             seed=self.seed,
-            micro_batches=parts,
-            settings=settings,
+            epochs=self._epochs,
+            settings=self._settings,
             state=lambda: bytes(self._replica.capture(0)),
         )
-        worker = _native.Worker.join(run.address, run.token, run.wish, run.name)
         self._worker = worker
         atexit.register(self.close)
         version = worker.version
@@ -432,20 +403,12 @@ class Session:
         self._overflow = self._flat.overflowed
         self._flat.grads(scale, overflow=self._overflow)
         self._holds_mean = True
-        self._note(samples, missed)
+        self.last = last_step(worker, samples, missed)
 
     def _samples_of_work(self) -> int:
         if self._work is None or not self._work[2]:
             return int((self._batch_size or 1) * self.accumulate)
         return sum(end - start for start, end in self._work[2])
-
-    def _note(self, samples: int, missed: int) -> None:
-        closed = self._connected().closed()
-        if closed is None:
-            return
-        base, used, accepted, weight, cut_after, reason = closed
-        share = min(1.0, used / max(samples, 1))
-        self.last = Step(base, used > 0, share, accepted, weight, cut_after, reason, missed)
 
     def _wait_for_version(self, while_waiting: Callable[[], None]) -> None:
         worker = self._connected()
@@ -570,8 +533,7 @@ class Session:
     def _scale_rates(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if self._lr_scaling is None or self._replica.replaying or self.last is None:
             return
-        reference = self._connected().reference_weight
-        factor = _native.lr_factor(self._lr_scaling, self.last.weight, reference)
+        factor = _native.lr_factor(self._lr_scaling, self.last.weight, self._reference)
         for group in optimizer.param_groups:
             self._unscaled.append((group, group["lr"]))
             group["lr"] = group["lr"] * factor
@@ -627,7 +589,7 @@ class Session:
         samples = self._samples_of_work()
         self._wait_for_version(while_waiting=lambda: None)
         self._load_parameters()
-        self._note(samples, 0)
+        self.last = last_step(self._connected(), samples)
         for optimizer in self._replica.optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]
 
@@ -685,6 +647,8 @@ def init(
         raise ValueError(f'mode must be "mean" or "server", not {mode!r}')
     if accumulate < 1:
         raise ValueError(f"accumulate must be at least 1, not {accumulate}")
+    if lr_scaling == "adascale" and mode == "mean":
+        raise ValueError('lr_scaling="adascale" needs mode="server", where the shards measure norms')
     models = _models(model)
     named: dict[str, object] = {"policy": policy, "straggler": straggler, **settings}
     texts = {k.replace("_", "-"): str(v) for k, v in named.items() if v is not None}

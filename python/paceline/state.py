@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .safetensors import Entry, read, write
+
 _DTYPES: dict[torch.dtype, str] = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -32,52 +34,28 @@ Json = Any
 
 def pack(tensors: Mapping[str, Tensor], meta: Json) -> bytearray:
     """Writes tensors and a JSON value as a safetensors file."""
-    header: dict[str, Any] = {"__metadata__": {"paceline": json.dumps(meta)}}
-    at = 0
-    for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [at, at + size],
-        }
-        at += size
-    head = json.dumps(header, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    blob = bytearray(8 + len(head) + at)
-    blob[:8] = len(head).to_bytes(8, "little")
-    blob[8 : 8 + len(head)] = head
-    body = memoryview(blob)[8 + len(head) :]
-    for name, tensor in tensors.items():
-        start, end = header[name]["data_offsets"]
-        if start < end:
-            body[start:end] = _bytes_of(tensor)
-    return blob
+    entries = ((name, _entry(tensor)) for name, tensor in tensors.items())
+    return write(entries, {"paceline": json.dumps(meta)})
 
 
 def unpack(blob: bytes | bytearray) -> tuple[dict[str, Tensor], Json]:
-    """Reads what :func:`pack` wrote. Tensors share the memory of ``blob``."""
-    buffer = bytearray(blob) if isinstance(blob, bytes) else blob
-    length = int.from_bytes(buffer[:8], "little")
-    header = json.loads(bytes(buffer[8 : 8 + length]))
-    meta = json.loads(header.pop("__metadata__")["paceline"])
-    tensors = {}
-    for name, entry in header.items():
-        start, end = entry["data_offsets"]
-        dtype, shape = _NAMES[entry["dtype"]], entry["shape"]
-        if start == end:
-            tensors[name] = torch.empty(shape, dtype=dtype)
-            continue
-        offset = 8 + length + start
-        count = (end - start) // dtype.itemsize
-        flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset)
-        tensors[name] = flat.reshape(shape)
-    return tensors, meta
+    """Reads what :func:`pack` wrote."""
+    entries, metadata = read(bytearray(blob))
+    tensors = {name: _tensor(entry) for name, entry in entries.items()}
+    return tensors, json.loads(metadata["paceline"])
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def _entry(tensor: Tensor) -> Entry:
+    shape = tuple(tensor.shape)
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return Entry(_DTYPES[tensor.dtype], shape, memoryview(flat.numpy()))
+
+
+def _tensor(entry: Entry) -> Tensor:
+    dtype = _NAMES[entry.dtype]
+    if not entry.data.nbytes:
+        return torch.empty(entry.shape, dtype=dtype)
+    return torch.frombuffer(entry.data, dtype=dtype).reshape(entry.shape)
 
 
 def plain(value: Any) -> Json:

@@ -339,6 +339,8 @@ struct State {
     /// Versions that the user's loop has not taken, oldest first.
     loaded: VecDeque<Loaded>,
     newest: Version,
+    /// Whether any version was loaded. The first task's is, where versions are parameters.
+    has_loaded: bool,
     taken: Version,
     /// A buffer to load the next version in.
     spare: Vec<f32>,
@@ -405,7 +407,7 @@ impl Rendezvous {
         let mut state = self.lock();
         (state.taken, state.newest) = (version, version);
         drop(state);
-        let source = UserLoop { meeting: self, follows: job.follow };
+        let source = UserLoop { meeting: self, keeps_all: job.follow };
         Prepared { source: Box::new(source), costs: None, samples, ahead }
     }
 
@@ -422,7 +424,8 @@ impl Rendezvous {
 /// The user's loop, as the worker's loop sees it.
 struct UserLoop {
     meeting: Arc<Rendezvous>,
-    follows: bool,
+    /// Whether versions are means, none of which may be skipped.
+    keeps_all: bool,
 }
 
 impl UserLoop {
@@ -471,16 +474,17 @@ impl Source for UserLoop {
     fn loaded(&mut self, version: Version) {
         let mut state = self.meeting.lock();
         let Some(values) = state.filling.take() else { return };
-        if !self.follows || state.loaded.len() >= MOST_WAITING {
+        if !self.keeps_all || state.loaded.len() >= MOST_WAITING {
             state.loaded.clear();
         }
-        state.newest = version;
+        (state.newest, state.has_loaded) = (version, true);
         state.loaded.push_back(Loaded { version, values });
         self.meeting.changed.notify_all();
     }
 
     fn follows(&self) -> Option<Version> {
-        self.follows.then(|| self.meeting.lock().newest)
+        let state = self.meeting.lock();
+        (self.keeps_all || state.has_loaded).then_some(state.newest)
     }
 
     fn begin(&mut self, task: &Task, samples: &[u32], wanted: &dyn Fn() -> bool) -> Option<u32> {

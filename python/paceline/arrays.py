@@ -1,0 +1,171 @@
+"""Training without torch: NumPy arrays, whose optimizer runs on the shards."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _native
+from .errors import PacelineError, RunEnded
+from .joining import join
+from .launch import Run, find_run
+from .safetensors import Entry, write
+from .step import Step, last_step
+
+Array = npt.NDArray[np.float32]
+
+_PATIENCE = 0.1
+
+
+class ArraySession:
+    """Trains NumPy arrays together with the other workers of a run.
+
+    Create it with :func:`paceline.init_arrays`.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Array],
+        worker: _native.Worker,
+        samples: int,
+        lr: float,
+    ) -> None:
+        self.params = dict(params)
+        """The parameters. :meth:`step` updates them in place."""
+        self.lr = lr
+        """The learning rate of the next step."""
+        self.last: Step | None = None
+        self._worker = worker
+        self._flat = np.zeros(sum(array.size for array in params.values()), np.float32)
+        self._work: tuple[int, int, list[tuple[int, int]]] | None = None
+        worker.ready(worker.version, samples, 0)
+        atexit.register(self.close)
+
+    def batches(self) -> Iterator[npt.NDArray[np.int64]]:
+        """The samples that the run hands to this worker, by batch, until the run is over.
+
+        Call :meth:`step` with the gradient of each batch.
+        """
+        while (work := self._next_work()) is not None:
+            self._work = work
+            yield np.asarray(self._worker.indices(work[1], work[2]), np.int64)
+            if self._work is not None:
+                raise PacelineError("the last batch was not used: call step() for every batch")
+
+    def _next_work(self) -> tuple[int, int, list[tuple[int, int]]] | None:
+        while self._worker.ended() is None:
+            turn = self._worker.next(_PATIENCE)
+            if isinstance(turn, tuple):
+                return turn
+            if turn == "loaded":
+                self._load()
+        return None
+
+    def step(self, grads: Mapping[str, Array], loss: float | None = None) -> Step | None:
+        """Contributes the mean gradient of the batch and loads the new parameters.
+
+        ``loss`` is the mean loss of the batch, for display. Returns what became of the contribution.
+        """
+        if self._work is None:
+            raise PacelineError("step() without a batch: iterate over batches()")
+        if grads.keys() != self.params.keys():
+            odd = sorted(grads.keys() ^ self.params.keys())[0]
+            raise PacelineError(f"gradient and parameters differ in `{odd}`")
+        count = sum(end - start for start, end in self._work[2])
+        self._work = None
+        worker = self._worker
+        if worker.begin(1) and self._write(grads, count):
+            worker.finish(count, None if loss is None else loss * count, [self.lr])
+        worker.forget()
+        while worker.next_version(_PATIENCE) is None:
+            if (ended := worker.ended()) is not None:
+                raise RunEnded(f"the run is over: {ended}")
+        self._load()
+        self.last = last_step(worker, count)
+        return self.last
+
+    def _write(self, grads: Mapping[str, Array], count: int) -> bool:
+        at = 0
+        for name, array in self.params.items():
+            grad = np.ascontiguousarray(grads[name], np.float32)
+            if grad.shape != array.shape:
+                raise PacelineError(
+                    f"the gradient of `{name}` has shape {grad.shape}, not {array.shape}"
+                )
+            finite = self._worker.write(at, grad.reshape(-1), count)
+            if finite is None:
+                return False
+            if not finite:
+                raise PacelineError(
+                    f"the gradient of `{name}` is not finite (worker {self._worker.number}, round "
+                    f"{self._worker.taken()})"
+                )
+            at += array.size
+        return True
+
+    def _load(self) -> None:
+        self._worker.take(self._flat)
+        at = 0
+        for array in self.params.values():
+            array.reshape(-1)[:] = self._flat[at : at + array.size]
+            at += array.size
+
+    def close(self) -> None:
+        """Leaves the run. Without it the session leaves when the interpreter exits."""
+        atexit.unregister(self.close)
+        self._worker.leave()
+
+
+def init_arrays(
+    params: Mapping[str, Array],
+    *,
+    samples: int,
+    batch_size: int,
+    optimizer: str = "sgd",
+    lr: float = 0.1,
+    epochs: int | None = None,
+    seed: int = 0,
+    server: str | None = None,
+    **settings: object,
+) -> ArraySession:
+    """Joins a run with NumPy arrays as parameters. The optimizer runs on the shards.
+
+    Args:
+        params: The parameters, by name: contiguous ``float32`` arrays, which training updates in place.
+        samples: Samples in an epoch.
+        batch_size: Samples per worker and round.
+        optimizer: ``"sgd"``, ``"momentum:0.9"``, ``"adam"`` or ``"adamw"``, with options as in
+            ``paceline train --optimizer``.
+        lr: The learning rate; change :attr:`ArraySession.lr` to schedule it.
+        epochs: Epochs after which the run is over.
+        seed: Seed of the order of samples.
+        server: Address of the server; by default ``PACELINE_SERVER``, or a server of its own.
+        settings: Further settings of the run, by their names in a config file (``policy="full"``).
+    """
+    for name, array in params.items():
+        if array.dtype != np.float32 or not array.flags.c_contiguous or not array.flags.writeable:
+            raise PacelineError(f"parameter `{name}` is not a contiguous, writeable float32 array")
+    worker, _ = join(
+        Run.at(server) if server else find_run(),
+        tensors=[(name, list(array.shape), 0) for name, array in params.items()],
+        hashes=[_native.hash_values(array.reshape(-1)) for array in params.values()],
+        optimizers=[optimizer],
+        samples=samples,
+        batch=batch_size,
+        seed=seed,
+        epochs=epochs,
+        settings={k.replace("_", "-"): str(v) for k, v in settings.items() if v is not None},
+        state=lambda: bytes(_state(params)),
+    )
+    return ArraySession(params, worker, samples, lr)
+
+
+def _state(params: Mapping[str, Array]) -> bytearray:
+    entries = (
+        (f"model.{name}", Entry("F32", array.shape, memoryview(array.reshape(-1))))
+        for name, array in params.items()
+    )
+    return write(entries, {})

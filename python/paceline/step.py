@@ -1,0 +1,39 @@
+"""What became of a contribution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import _native
+
+
+@dataclass(frozen=True)
+class Step:
+    """What became of the last contribution."""
+
+    round: int
+    """The round."""
+    used: bool
+    """Whether the round used this worker's contribution."""
+    share: float
+    """The share of this worker's batch that was used, 0 to 1."""
+    contributors: int
+    """How many workers contributed."""
+    weight: float
+    """Samples behind the update."""
+    cut_after: float
+    """Seconds from the round's opening to its cut."""
+    reason: str
+    """Why the round was cut."""
+    missed: int = 0
+    """Rounds that this worker missed and has replayed before this step."""
+
+
+def last_step(worker: _native.Worker, samples: float, missed: int = 0) -> Step | None:
+    """The last close, as a worker that was given ``samples`` samples sees it."""
+    closed = worker.closed()
+    if closed is None:
+        return None
+    base, used, accepted, weight, cut_after, reason = closed
+    share = min(1.0, used / max(samples, 1))
+    return Step(base, used > 0, share, accepted, weight, cut_after, reason, missed)
