@@ -1,8 +1,11 @@
 """The native part of the package `paceline`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import final
+from typing import Any, final
+
+from numpy import float32
+from numpy.typing import NDArray
 
 def main(arguments: Sequence[str], program: Sequence[str]) -> int:
     """Runs the command line with these arguments and returns its exit code. `program` is the command
@@ -40,3 +43,131 @@ class Trace:
     @property
     def waits_included(self) -> bool:
         """Whether run-times include waits for other workers."""
+
+@final
+class Worker:
+    """A worker of a run. A thread of its own talks to the run; the methods hand over gradients and
+    versions."""
+
+    @staticmethod
+    def join(
+        address: str, token: str | None, wish: int | None, name: str, tcp: bool = False
+    ) -> Worker:
+        """Joins the run at `address`."""
+
+    @property
+    def number(self) -> int:
+        """The worker's number in the run."""
+
+    @property
+    def version(self) -> int:
+        """The version of the run when the worker joined."""
+
+    def ready(self, version: int, samples: int | None, ahead: int) -> None:
+        """May be given work, from this version on, with `ahead` portions leased before their rounds."""
+
+    def restored(self, version: int) -> None:
+        """The worker's state was replaced by the run's state of this version."""
+
+    def next(self, seconds: float) -> tuple[int, int, list[tuple[int, int]]] | str | None:
+        """Waits for work, given as version, epoch and ranges, or for a version (`"loaded"`)."""
+
+    def next_version(self, seconds: float) -> int | None:
+        """Waits for a version to take."""
+
+    def newest(self) -> int:
+        """The newest version that was loaded."""
+
+    def taken(self) -> int:
+        """The version that was taken last."""
+
+    def is_next_waiting(self) -> bool:
+        """Whether the version after the one taken last is waiting."""
+
+    def take(self, values: NDArray[float32]) -> int | None:
+        """Copies the oldest version that waits into `values`; returns it."""
+
+    def begin(self, parts: int) -> bool:
+        """Begins to compute the current work in `parts` micro-batches; false if it is over."""
+
+    def write(self, at: int, values: NDArray[float32], scale: float) -> bool | None:
+        """Adds `scale` times `values` to the gradient. Returns whether it is finite; `None` after a
+        cut."""
+
+    def skip(self, at: int, len: int) -> bool:
+        """These elements have no gradient in the current micro-batch."""
+
+    def finish(self, weight: float, loss: float | None, rates: Sequence[float]) -> bool:
+        """The current micro-batch is done; returns whether the rest may still count."""
+
+    def is_cut(self) -> bool:
+        """Whether the work that was begun no longer counts."""
+
+    def forget(self) -> None:
+        """Gives up the work that no longer counts."""
+
+    def closed(self) -> tuple[int, float, int, float, float, str] | None:
+        """The last close: version, weight used of this worker, contributions, weight, seconds to the
+        cut, reason."""
+
+    def epochs(self) -> int:
+        """Epochs of which every sample was used."""
+
+    def leases(self) -> list[tuple[int, list[tuple[int, int]]]]:
+        """Portions leased to this worker for later rounds, in order."""
+
+    def indices(self, epoch: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        """Samples of ranges of an epoch, as indices into the data."""
+
+    def messages(self) -> list[tuple[str, Any]]:
+        """The coordinator's messages since the last call, as kind and value."""
+
+    def wait_for_message(self, seconds: float) -> None:
+        """Waits until the coordinator has a message."""
+
+    def stepped(self, version: int, record: bytes) -> None:
+        """Tells the coordinator how a version was stepped."""
+
+    def want_records(self, first: int, last: int) -> None:
+        """Asks how these versions were stepped."""
+
+    def send_hashes(self, version: int, hashes: Sequence[int]) -> None:
+        """Reports the hashes of the state after a version."""
+
+    def want_state(self, at_least: int) -> None:
+        """Asks for the state of this version or a newer one."""
+
+    def upload_state(self, version: int, state: bytes) -> None:
+        """Sends the server this worker's state of a version."""
+
+    def download_state(self) -> bytes:
+        """The newest state that the server has."""
+
+    def ended(self) -> str | None:
+        """The reason why the run is over, if it is."""
+
+    def leave(self) -> None:
+        """Leaves the run."""
+
+def offer(
+    address: str,
+    token: str | None,
+    *,
+    tensors: Sequence[tuple[str, Sequence[int], int]],
+    hashes: Sequence[int],
+    optimizers: Sequence[str] | None,
+    samples: int | None,
+    batch: int,
+    seed: int,
+    micro_batches: int,
+    settings: dict[str, str],
+    state: Callable[[], bytes],
+) -> bool:
+    """Offers a model to the server. If the offer defines the run, sends the state that `state` returns.
+    Returns whether the worker must take the run's state."""
+
+def lr_factor(rule: str, weight: float, reference: float) -> float:
+    """The factor on the learning rate of an update of this weight."""
+
+def hash_values(values: NDArray[float32]) -> int:
+    """The hash of an array."""

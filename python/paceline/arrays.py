@@ -165,7 +165,7 @@ def init_arrays(
 
 def _state(params: Mapping[str, Array]) -> bytearray:
     entries = (
-        (f"model.{name}", Entry("F32", array.shape, memoryview(array.reshape(-1))))
+        (f"model.{name}", Entry("F32", array.shape, array.reshape(-1).data))
         for name, array in params.items()
     )
     return write(entries, {})

@@ -59,12 +59,12 @@ def find_run() -> Run:
 
 
 def _under_torchrun(rank: int, workers: int) -> Run:
-    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     env = os.environ
     host, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
     hosted = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(host, port, is_master=rank == 0 and not hosted, wait_for_workers=False)
+    store = TCPStore(host, port, is_master=rank == 0 and not hosted, wait_for_workers=False)
     run = env.get("TORCHELASTIC_RUN_ID", "") + "/" + env.get("TORCHELASTIC_RESTART_COUNT", "0")
     key = f"paceline/{run}"
     if rank == 0:

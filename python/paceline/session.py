@@ -110,7 +110,7 @@ class Session:
         self._may_raise = False
 
         self._handles: list[Any] = [
-            slot.tensor.register_post_accumulate_grad_hook(self._hook(place))
+            slot.tensor.register_post_accumulate_grad_hook(self._hook(place))  # type: ignore[no-untyped-call]
             for place, slot in enumerate(self._flat.params)
         ]
         if self._averages:
@@ -119,7 +119,7 @@ class Session:
             self._handles += [o.register_step_post_hook(self._unscale_rates) for o in optimizers]
         else:
             for optimizer in optimizers:
-                optimizer.step = self._step_on_server  # type: ignore[method-assign]
+                optimizer.step = self._step_on_server  # type: ignore[assignment]
         self._unscaled: list[tuple[dict[str, Any], Any]] = []
 
     # -- What the training loop calls ---------------------------------------------------------------

@@ -48,7 +48,7 @@ def unpack(blob: bytes | bytearray) -> tuple[dict[str, Tensor], Json]:
 def _entry(tensor: Tensor) -> Entry:
     shape = tuple(tensor.shape)
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return Entry(_DTYPES[tensor.dtype], shape, memoryview(flat.numpy()))
+    return Entry(_DTYPES[tensor.dtype], shape, flat.numpy().data)
 
 
 def _tensor(entry: Entry) -> Tensor:
