@@ -3,10 +3,10 @@
 
 mod common;
 
-use std::{collections::BTreeMap, ops::ControlFlow, time::Instant};
+use std::{collections::BTreeMap, ops::ControlFlow, process::Stdio};
 
 use common::{Ended, Place, children, wait_until};
-use paceline_core::EventKind;
+use paceline_core::{Event, EventKind};
 use paceline_params::{OptimizerSpec, TensorSpec};
 use paceline_policy::wait_for_answers;
 use paceline_wire::{
@@ -150,9 +150,7 @@ fn the_run_is_over_when_the_commands_have_finished() {
 fn a_command_that_fails_is_named_and_the_others_go_on() {
     let place = Place::new();
     let args = "--workers 2 --rounds 4 --join-grace 2s";
-    let mut command = train(&place, "fail:1", args);
-    command.env(PART, "fail:1");
-    let ended = Ended::new(command.output().unwrap());
+    let ended = run(&place, "fail:1", args);
     assert!(
         ended.stderr.contains("the command of w1 failed: exit status: 101"),
         "{}",
@@ -176,16 +174,17 @@ fn commands_that_all_fail_are_an_error() {
 fn a_command_is_preempted_from_outside_and_comes_back() {
     let place = Place::new();
     let args = "--workers 2 --time-limit 60s --stragglers preempt:1@3:1ms --policy static:1";
-    let mut running = common::Running(train(&place, "train", args).spawn().unwrap());
-    let joined = |events: &[paceline_core::Event]| {
-        let is = |e: &&paceline_core::Event| matches!(e.kind, EventKind::WorkerJoined { worker, .. } if worker.0 == 1);
-        events.iter().filter(is).count()
+    let mut command = train(&place, "train", args);
+    let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut running = common::Running(command.spawn().unwrap());
+    let joined = || {
+        let events = place.events("run");
+        let is_back = |event: &&Event| matches!(event.kind, EventKind::WorkerJoined { worker, .. } if worker.0 == 1);
+        events.iter().filter(is_back).count()
     };
-    wait_until("the worker is back", || joined(&place.events("run")) == 2);
+    wait_until("the worker is back", || joined() == 2);
     running.signal(Signal::INT);
-    let began = Instant::now();
     assert_eq!(running.0.wait().unwrap().code(), Some(130));
-    assert!(began.elapsed().as_secs() < 30);
     assert!(children(running.0.id()).is_empty());
 }
 
