@@ -7,17 +7,12 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
     from torch.nn.parallel import DistributedDataParallel
-
-    # Of a state and a bucket of gradients.
-    CommHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 
 # After a restart by torchrun, iterations continue here, above all iterations of the earlier attempts.
 _ITERATIONS_PER_ATTEMPT = 1_000_000_000
@@ -50,8 +45,7 @@ def record(
     * It calls a ``DistributedDataParallel`` model: the time from the end of one gradient
       synchronisation to the moment at which the last bucket of the next is ready. The wait for
       other ranks is left out, also that for buffers such as BatchNorm's (but not if such a model is
-      compiled). The recorder wraps DDP's all-reduce in a communication hook; for a
-      model with a hook of its own, see :meth:`Recorder.watch`.
+      compiled). Communication hooks are left as they are.
     * It steps a ``torch.optim`` optimizer: the time between two steps of the first optimizer seen.
     * Anything else: the time between two calls of :meth:`Recorder.step`.
 
@@ -110,7 +104,7 @@ class Recorder:
     @property
     def waits_included(self) -> bool:
         """Whether run-times include the wait for other ranks, as far as known by now."""
-        apart = isinstance(self._source, _Hook) and self._source.waits_apart
+        apart = isinstance(self._source, _DdpSteps) and self._source.waits_apart
         return self._world_size > 1 and not apart
 
     def step(self) -> None:
@@ -118,46 +112,25 @@ class Recorder:
 
         Does nothing where the recorder follows a ``DistributedDataParallel`` model.
         """
-        if isinstance(self._source, _Hook) or self._closed:
+        if isinstance(self._source, _DdpSteps) or self._closed:
             return
         if self._source is not self:
             self._source, self._begin = self, None
             self._stop_following()
         self._mark()
 
-    def watch(self, model: DistributedDataParallel, state: Any = None, hook: Any = None) -> None:
+    def watch(self, model: DistributedDataParallel) -> None:
         """Records the steps of a ``DistributedDataParallel`` model.
 
-        The recorder finds the model by itself at its first forward pass. Call this before it, for a
-        model with a communication hook: instead of ``model.register_comm_hook(state, hook)``, since
-        DDP takes one hook only.
+        The recorder finds the model of a loop by itself at its first forward pass. Call this before
+        that if there are several, or if the model is compiled: ``torch.compile`` warns of the global
+        hook by which the recorder finds it.
         """
-        compiled = _is_compiled(model) or _is_compiled(getattr(model, "module", model))
-        model = getattr(model, "_orig_mod", model)
         if self._file is not None:
             raise RuntimeError("the recording has begun: call watch() before the first step")
-        watched = _hooks.get(model)
-        if watched is None:
-            if hook is None:
-                from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-                state, hook = model.process_group, allreduce_hook
-            watched = _Hook(state, hook)
-            # DDP refuses a hook whose annotations are strings, as all of this file are.
-            model.register_comm_hook(watched, lambda hook, bucket: hook(bucket))
-            _hooks[model] = watched
-        elif hook is not None:
-            raise RuntimeError("the model has a communication hook already")
-        watched.recorder = self
-        self._source, self._begin = watched, None
         self._stop_following()
-        if model.will_sync_module_buffers():
-            # A hook inside a compiled model would break its graph.
-            watched.waits_apart = not compiled
-            if not compiled:
-                self._handles = watched.time_buffers(model)
-        if next(model.parameters()).is_cuda:
-            self._clock = _CudaClock()
+        self._source, self._begin = _DdpSteps(self, model), None
+        self._handles = self._source.handles
 
     def close(self) -> None:
         """Ends the recording. Later steps are not recorded."""
@@ -165,8 +138,6 @@ class Recorder:
             return
         self._closed = True
         self._stop_following()
-        if isinstance(self._source, _Hook):
-            self._source.recorder = None
         self._flush(wait=True)
         if self._file is not None:
             os.close(self._file)
@@ -190,14 +161,7 @@ class Recorder:
 
         def before_forward(module: Any, _: Any) -> None:
             if isinstance(getattr(module, "_orig_mod", module), DistributedDataParallel):
-                try:
-                    self.watch(module)
-                except RuntimeError as error:
-                    self._stop_looking_for_models()
-                    warnings.warn(
-                        f"paceline.record: run-times include the wait for other ranks ({error})",
-                        stacklevel=2,
-                    )
+                self.watch(module)
 
         def after_step(optimizer: Any, *_: Any) -> None:
             if self._source is None:
@@ -271,58 +235,71 @@ class Recorder:
                 file.unlink(missing_ok=True)
 
 
-class _Hook:
-    """A communication hook of DDP that marks when gradients are ready and when they are reduced."""
+class _DdpSteps:
+    """The steps of a DDP model, without its waits for other ranks.
 
-    def __init__(self, state: Any, inner: CommHook) -> None:
-        self.state = state
-        self.inner = inner
-        self.recorder: Recorder | None = None
-        # Whether all waits for other ranks are left out.
-        self.waits_apart = True
+    Gradients are ready when the backward pass is through; then DDP waits for their reduction, in a
+    callback at the end of the pass. A callback queued before DDP's marks the one moment, a callback
+    queued by the first, and so after DDP's, marks the other. A communication hook could tell the
+    same, but it would replace DDP's own all-reduce, and run Python on the threads that communicate.
+    """
+
+    def __init__(self, recorder: Recorder, model: DistributedDataParallel) -> None:
+        from torch.autograd import Variable
+
+        # Has a callback run at the end of the backward pass in progress; FSDP uses it, too.
+        self._queue_callback: Any = Variable._execution_engine.queue_callback
+        compiled = _is_compiled(model) or _is_compiled(getattr(model, "module", model))
+        model = getattr(model, "_orig_mod", model)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if parameters[0].is_cuda:
+            recorder._clock = _CudaClock()
+        self._recorder = recorder
+        self._model = model
+        self._queued = False
+        self._synchronisations = 0
         # The waits for buffers in this step, and the beginning of one.
-        self.waits: list[tuple[Any, Any]] = []
-        self.wait_begin: Any = None
-        self.synchronisations = 0
-
-    def __call__(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        recorder = self.recorder
-        if recorder is None or not bucket.is_last():
-            return self.inner(self.state, bucket)
-        ready = recorder._clock.now()
-        waits, self.waits = self.waits, []
-        self.synchronisations += 1
-        # The second step waits for other ranks when DDP rebuilds its buckets.
-        if recorder._begin is not None and self.synchronisations > 2:
-            recorder._add(recorder._begin, ready, waits)
-
-        def reduced(future: Any) -> Any:
-            recorder._begin = recorder._clock.now()
-            return future.value()
-
-        return self.inner(self.state, bucket).then(reduced)
-
-    def time_buffers(self, model: DistributedDataParallel) -> list[Any]:
-        """Measures how long each forward pass of DDP waits for the buffers of rank 0, between its
-        beginning and that of the module inside."""
-
-        def before_sync(*_: Any) -> None:
-            if self.recorder is not None:
-                self.wait_begin = self.recorder._clock.now()
-
-        def after_sync(*_: Any) -> None:
-            if self.recorder is not None and self.wait_begin is not None:
-                self.waits.append((self.wait_begin, self.recorder._clock.now()))
-                self.wait_begin = None
-
-        return [
-            model.register_forward_pre_hook(before_sync),
-            model.module.register_forward_pre_hook(after_sync, prepend=True),
+        self._waits: list[tuple[Any, Any]] = []
+        self._wait_begin: Any = None
+        # One of the two gets a gradient in every step, save in unusual models.
+        ends = {id(parameter): parameter for parameter in (parameters[0], parameters[-1])}
+        self.handles: list[Any] = [
+            end.register_post_accumulate_grad_hook(self._in_backward) for end in ends.values()
         ]
+        # A hook inside a compiled model would break its graph.
+        waits_for_buffers = model.will_sync_module_buffers()
+        self.waits_apart = not (waits_for_buffers and compiled)
+        if waits_for_buffers and not compiled:
+            self.handles += [
+                model.register_forward_pre_hook(self._before_buffers),
+                model.module.register_forward_pre_hook(self._after_buffers, prepend=True),
+            ]
 
+    def _in_backward(self, _: Any) -> None:
+        if not self._queued and self._model.require_backward_grad_sync:
+            self._queued = True
+            self._queue_callback(self._ready)
 
-# DDP keeps a hook for good, so a second recording of a model uses the same one.
-_hooks: weakref.WeakKeyDictionary[Any, _Hook] = weakref.WeakKeyDictionary()
+    def _ready(self) -> None:
+        recorder, now = self._recorder, self._recorder._clock.now()
+        self._queue_callback(self._reduced)
+        self._queued = False
+        self._synchronisations += 1
+        waits, self._waits = self._waits, []
+        # The second step waits for other ranks when DDP rebuilds its buckets.
+        if recorder._begin is not None and self._synchronisations > 2:
+            recorder._add(recorder._begin, now, waits)
+
+    def _reduced(self) -> None:
+        self._recorder._begin = self._recorder._clock.now()
+
+    def _before_buffers(self, *_: Any) -> None:
+        self._wait_begin = self._recorder._clock.now()
+
+    def _after_buffers(self, *_: Any) -> None:
+        if self._wait_begin is not None:
+            self._waits.append((self._wait_begin, self._recorder._clock.now()))
+            self._wait_begin = None
 
 
 class _Clock:

@@ -14,7 +14,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def ranks() -> Callable[..., list[str]]:
     """Runs a script of this folder as ranks of a process group on loopback; returns what they print."""
 
@@ -36,14 +36,14 @@ def ranks() -> Callable[..., list[str]]:
                 "OMP_NUM_THREADS": "1",
             }
             command = [sys.executable, str(HERE / script), *words]
-            environment = {**os.environ, **place, **environment}
+            variables = {**os.environ, **place, **environment}
             processes.append(
                 subprocess.Popen(
-                    command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                    command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
                 )
             )
         try:
-            outputs = [process.communicate(timeout=240) for process in processes]
+            outputs = [process.communicate(timeout=120) for process in processes]
         finally:
             for process in processes:
                 process.kill()

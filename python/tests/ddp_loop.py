@@ -1,8 +1,9 @@
-"""One rank of a DDP training loop, for the tests. Usage: ddp_loop.py FOLDER MODE."""
+"""One rank of DDP training loops, for the tests. Usage: ddp_loop.py FOLDER MODE…"""
 
 import sys
 import time
-import warnings
+from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,43 +16,41 @@ STEPS = 12
 SLOW_SECONDS = 0.05
 
 
-def network(mode: str) -> torch.nn.Sequential:
+def train(folder: Path, mode: str) -> list[float]:
     torch.manual_seed(0)
     layers = [torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4)]
-    return torch.nn.Sequential(*layers, *([torch.nn.BatchNorm1d(4)] if "buffers" in mode else []))
-
-
-def main(folder: str, mode: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    # In a forward pass ranks wait for the buffers of rank 0.
-    slow_rank = 0 if "buffers" in mode else 1
-    network_ = network(mode)
-    model = network_ if mode == "no-ddp" else DistributedDataParallel(network_)
-    if mode == "own-hook":
+    if "buffers" in mode:
+        layers.append(torch.nn.BatchNorm1d(4))
+    network = torch.nn.Sequential(*layers)
+    model = network if mode == "no-ddp" else DistributedDataParallel(network)
+    if mode == "comm-hook":
         model.register_comm_hook(None, fp16_compress_hook)
-        warnings.simplefilter("ignore")
     called = torch.compile(model, backend="eager") if "compiled" in mode else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder = None
-    if mode != "unrecorded":
-        recorder = paceline.record(folder)
-    if mode == "watch":
-        recorder.watch(model, None, fp16_compress_hook)
-    for step in range(STEPS):
-        if dist.get_rank() == slow_rank:
-            time.sleep(SLOW_SECONDS)
-        optimizer.zero_grad()
-        called(torch.full((4, 8), float(step + dist.get_rank()))).square().mean().backward()
-        if mode == "no-ddp":
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
-        optimizer.step()
-    if recorder is not None:
-        recorder.close()
-    print([parameter.detach().double().sum().item() for parameter in model.parameters()])
-    dist.destroy_process_group()
+    # In a forward pass ranks wait for the buffers of rank 0.
+    slow = dist.get_rank() == (0 if "buffers" in mode else 1)
+
+    def step(number: int) -> None:
+        time.sleep(SLOW_SECONDS if slow else 0)
+        called(torch.full((4, 8), float(number + dist.get_rank()))).square().mean().backward()
+
+    with nullcontext() if mode == "unrecorded" else paceline.record(folder / mode):
+        for number in range(STEPS):
+            optimizer.zero_grad()
+            if mode == "accumulate":
+                with model.no_sync():
+                    step(number)
+            step(number)
+            if mode == "no-ddp":
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+            optimizer.step()
+    return [parameter.detach().double().sum().item() for parameter in model.parameters()]
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for mode in sys.argv[2:]:
+        print(mode, train(Path(sys.argv[1]), mode))
+    dist.destroy_process_group()
