@@ -6,10 +6,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from workers import Server
 
 HERE = Path(__file__).parent
 
@@ -52,3 +56,23 @@ def ranks() -> Callable[..., list[str]]:
         return [out for out, _ in outputs]
 
     return run
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Starts servers that wait for the model of their workers: ``serve(workers, policy="full")``."""
+    import torch
+    from workers import Server
+
+    torch.set_num_threads(1)
+    servers: list[Server] = []
+
+    def start(workers: int, **settings: object) -> Server:
+        folder = tmp_path / str(len(servers))
+        folder.mkdir()
+        servers.append(Server(folder, workers, settings))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
