@@ -152,14 +152,19 @@ class LeaseSampler:
         return len(self.batches(portion))
 
     def batches(self, portion: Portion) -> list[list[int]]:
-        """A portion's samples, as indices into the data, by batch."""
+        """A portion's samples, as indices into the data, by batch.
+
+        A portion smaller than others has as many batches, so that gradient accumulation comes out even.
+        """
         epoch, ranges = portion
         if self._shuffle:
             indices = self._session._connected().indices(epoch, list(ranges))
         else:
             indices = [i for start, end in ranges for i in range(start, end)]
-        size = self._batch_size
-        return [indices[at : at + size] for at in range(0, len(indices), size)]
+        total = len(indices)
+        count = min(total, max(self._session.accumulate, -(-total // self._batch_size)))
+        bounds = [total * part // count for part in range(count + 1)]
+        return [indices[start:end] for start, end in zip(bounds, bounds[1:])]
 
 
 def split(batch: T, n: int) -> Iterator[tuple[T, int]]:

@@ -215,7 +215,10 @@ class Session:
         self._handles = []
         if worker is not None:
             atexit.unregister(self.close)
-            worker.leave()
+            try:
+                worker.leave()
+            except RuntimeError as error:
+                log.warning("the run was lost before this worker left it: %s", error)
 
     def __enter__(self) -> Session:
         return self
