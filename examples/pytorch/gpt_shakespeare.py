@@ -40,7 +40,6 @@ def main() -> None:
                 print(f"epoch {epoch}, step {step}: loss {loss.item():.3f}")
     if session.number == 0:
         print(f"test loss {evaluate(model, test):.3f}\n{sample(model, alphabet)}")
-    session.close()
 
 
 @torch.no_grad()

@@ -36,7 +36,6 @@ def main() -> None:
         if session.number == 0:
             correct = accuracy(model, args.data)
             print(f"epoch {epoch}: loss {loss.item():.3f}, test accuracy {correct:.2%}")
-    session.close()
 
 
 @torch.no_grad()
