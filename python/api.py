@@ -28,6 +28,7 @@ The reference of the package `paceline`, made from its docstrings by `python pyt
 # Every public name, by section.
 SECTIONS = {
     "Training": ["init", "Session", "Step", "LedgerLoader"],
+    "Training without torch": ["init_arrays", "ArraySession"],
     "Recording and analysis": ["record", "Recorder", "analyze", "Analysis", "simulate", "Simulation"],
     "Errors": ["PacelineError", "RunEnded"],
 }
@@ -118,7 +119,7 @@ def fields(item: Any) -> str:
 
 def markdown(text: str) -> str:
     """A docstring as Markdown: roles and double backticks become code, arguments a list."""
-    text = re.sub(r":(?:meth|func|class):`([^`]+)`", r"`\1`", text).replace("``", "`")
+    text = re.sub(r":(?:attr|class|func|meth):`([^`]+)`", r"`\1`", text).replace("``", "`")
     lines: list[str] = []
     in_section = in_code = False
     for line in text.splitlines():

@@ -23,7 +23,9 @@ _PATIENCE = 0.1
 class ArraySession:
     """Trains NumPy arrays together with the other workers of a run.
 
-    Create it with :func:`paceline.init_arrays`.
+    Create it with :func:`paceline.init_arrays`. ``params`` has the parameters, which :meth:`step` updates
+    in place, ``lr`` is the learning rate of the next step, and ``last`` the :class:`Step` of the last
+    contribution.
     """
 
     def __init__(

@@ -42,7 +42,9 @@ class Session:
     """Trains one or several models together with the other workers of a run.
 
     Create it with :func:`paceline.init`. The session connects when :meth:`loader` is called, or at the
-    first ``backward()`` of a loop over its own data.
+    first ``backward()`` of a loop over its own data. Use it as a context manager, or call :meth:`close`.
+
+    ``last`` is the :class:`Step` of the last contribution, and ``None`` before the first.
     """
 
     def __init__(
@@ -127,8 +129,8 @@ class Session:
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Computes gradients like ``loss.backward()``, and stops in the middle when the round is cut.
 
-        On a CPU in eager mode this returns at the next gradient after a cut. Otherwise a cut takes
-        effect between micro-batches.
+        On a CPU in eager mode this returns at the next gradient after a cut. Under ``torch.compile`` and
+        on CUDA a cut takes effect between micro-batches. Arguments are those of ``Tensor.backward``.
         """
         self._loss = loss.detach()
         self._may_raise = loss.device.type == "cpu"
@@ -145,7 +147,10 @@ class Session:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulates gradients in ``.grad`` without contributing them, as DDP's ``no_sync`` does."""
+        """A context in which ``backward()`` accumulates in ``.grad`` without contributing, as under DDP.
+
+        The first ``backward()`` after it contributes the sum.
+        """
         before, self._syncs = self._syncs, False
         try:
             yield
@@ -155,7 +160,8 @@ class Session:
     def micro_batches(self, batch: T, n: int) -> Iterator[T]:
         """Splits a batch into ``n`` micro-batches; ends early when the round is cut.
 
-        Divide the loss of each micro-batch by ``n``. Finished micro-batches count with the weight of
+        A batch is a tensor, or a tuple, list or mapping of batches; it is split along its first
+        dimension. Divide the loss of each micro-batch by ``n``. Finished micro-batches count with the weight of
         their samples. ``.grad`` holds the mean when the loop has ended.
         """
         if n < 1:
