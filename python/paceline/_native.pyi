@@ -106,9 +106,9 @@ class Worker:
     def forget(self) -> None:
         """Gives up the work that no longer counts."""
 
-    def closed(self) -> tuple[int, float, int, float, float, str] | None:
-        """The last close: version, weight used of this worker, contributions, weight, seconds to the
-        cut, reason."""
+    def closed(self, base: int) -> tuple[float, int, float, float, str] | None:
+        """The close of the round on this version, if it is one of the last: weight used of this worker,
+        contributions, weight, seconds to the cut, reason."""
 
     def epochs(self) -> int:
         """Epochs of which every sample was used."""

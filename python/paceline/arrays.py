@@ -79,6 +79,7 @@ class ArraySession:
         count = sum(end - start for start, end in self._work[2])
         self._work = None
         worker = self._worker
+        base = worker.taken()
         if worker.begin(1) and self._write(grads, count):
             worker.finish(count, None if loss is None else loss * count, [self.lr])
         worker.forget()
@@ -86,7 +87,7 @@ class ArraySession:
             if (ended := worker.ended()) is not None:
                 raise RunEnded(f"the run is over: {ended}")
         self._load()
-        self.last = last_step(worker, count)
+        self.last = last_step(worker, base, count)
         return self.last
 
     def _write(self, grads: Mapping[str, Array], count: int) -> bool:

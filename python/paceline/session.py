@@ -87,6 +87,8 @@ class Session:
         self._worker: _native.Worker | None = None
         self._workers = 1
         self._reference = 1.0
+        self._mean_weight = 1.0
+        self._pending: tuple[int, int] | None = None
         self._work: Work | None = None
 
         # What the coordinator has said.
@@ -400,9 +402,10 @@ class Session:
         samples = self._samples_of_work()
         self._begun = False
         self._work = None
-        if not self._averages:
-            return
         worker.forget()
+        if not self._averages:
+            self._pending = (base, samples)
+            return
         self._wait_for_version(while_waiting=lambda: self._serve_run(base))
         missed = self._catch_up(leave=1)
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
@@ -412,7 +415,9 @@ class Session:
         self._overflow = self._flat.overflowed
         self._flat.grads(scale, overflow=self._overflow)
         self._holds_mean = True
-        self.last = last_step(worker, samples, missed)
+        closed = worker.closed(worker.taken() - 1)
+        self._mean_weight = closed[2] if closed is not None else self._reference
+        self.last = last_step(worker, base, samples, missed)
 
     def _samples_of_work(self) -> int:
         if self._work is None or not self._work[2]:
@@ -542,7 +547,7 @@ class Session:
     def _scale_rates(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if self._lr_scaling is None or self._replica.replaying or self.last is None:
             return
-        factor = _native.lr_factor(self._lr_scaling, self.last.weight, self._reference)
+        factor = _native.lr_factor(self._lr_scaling, self._mean_weight, self._reference)
         for group in optimizer.param_groups:
             self._unscaled.append((group, group["lr"]))
             group["lr"] = group["lr"] * factor
@@ -595,10 +600,13 @@ class Session:
             raise PacelineError('step(closure) is not supported in mode "server"')
         if self._begun:
             raise PacelineError("optimizer.step() came before the last backward() of the step")
-        samples = self._samples_of_work()
+        if self._pending is None:
+            # Another optimizer of the session has stepped: the shards step all of them at once.
+            return
+        (base, samples), self._pending = self._pending, None
         self._wait_for_version(while_waiting=lambda: None)
         self._load_parameters()
-        self.last = last_step(self._connected(), samples)
+        self.last = last_step(self._connected(), base, samples)
         for optimizer in self._replica.optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]
 

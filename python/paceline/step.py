@@ -29,11 +29,11 @@ class Step:
     """Rounds that this worker missed and has replayed before this step."""
 
 
-def last_step(worker: _native.Worker, samples: float, missed: int = 0) -> Step | None:
-    """The last close, as a worker that was given ``samples`` samples sees it."""
-    closed = worker.closed()
+def last_step(worker: _native.Worker, base: int, samples: float, missed: int = 0) -> Step | None:
+    """The close of the round on ``base``, as a worker that was given ``samples`` samples sees it."""
+    closed = worker.closed(base)
     if closed is None:
         return None
-    base, used, accepted, weight, cut_after, reason = closed
+    used, accepted, weight, cut_after, reason = closed
     share = min(1.0, used / max(samples, 1))
     return Step(base, used > 0, share, accepted, weight, cut_after, reason, missed)

@@ -78,7 +78,11 @@ impl Block {
         for (i, grad_sum) in grad_sum.chunks(STEP).enumerate() {
             let (start, len) = (i * STEP, grad_sum.len());
             let mut slots: Vec<_> = slots.iter_mut().map(|slot| slot.open(start, len)).collect();
-            let values = values.open(start, len);
+            let values = match optimizer {
+                // The mean replaces the values, so the old ones need not be copied.
+                OptimizerSpec::Mean => &mut values.new[start..start + len],
+                _ => values.open(start, len),
+            };
             optimizer.apply(update, grad_sum, values, &mut slots);
         }
         self.values = values.publish(spares);

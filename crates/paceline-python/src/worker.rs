@@ -179,11 +179,12 @@ impl Worker {
         self.embedded.forget();
     }
 
-    /// The last close: version, weight used of this worker, contributions, weight, seconds to the cut, reason.
-    fn closed(&self) -> Option<(u64, f64, u32, f64, f64, String)> {
-        let closed = self.embedded.closed()?;
+    /// The close of the round on this version, if it is one of the last: weight used of this worker,
+    /// contributions, weight, seconds to the cut, reason.
+    fn closed(&self, base: u64) -> Option<(f64, u32, f64, f64, String)> {
+        let closed = self.embedded.closed(Version(base))?;
         let seconds = closed.cut_after.as_secs_f64();
-        Some((closed.base.0, closed.used, closed.accepted, closed.weight, seconds, closed.reason))
+        Some((closed.used, closed.accepted, closed.weight, seconds, closed.reason))
     }
 
     fn epochs(&self) -> u32 {

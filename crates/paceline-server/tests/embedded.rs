@@ -148,7 +148,7 @@ fn straggle(worker: &Embedded, told: &mpsc::Sender<()>) -> Vec<(f64, (u64, f32, 
                 assert!(worker.is_cut());
                 worker.forget();
                 take(worker, &mut means);
-                rounds.push((worker.closed().unwrap().used, means[means.len() - 1]));
+                rounds.push((worker.closed(work.base).unwrap().used, means[means.len() - 1]));
             }
             Turn::Ended(ended) => {
                 ended.unwrap();

@@ -271,7 +271,7 @@ impl Embedded {
 
     /// Portions leased to this worker for later rounds, in order.
     pub fn leases(&self) -> Vec<Portion> {
-        self.control.mailbox.leases().portions
+        self.control.mailbox.leases()
     }
 
     /// Epochs of which every sample was used.
@@ -279,9 +279,9 @@ impl Embedded {
         self.control.mailbox.epochs()
     }
 
-    /// The last close, if a round has closed.
-    pub fn closed(&self) -> Option<Closed> {
-        self.control.mailbox.last_closed()
+    /// The close of the round on `base`, if it is one of the last.
+    pub fn closed(&self, base: Version) -> Option<Closed> {
+        self.control.mailbox.closed(base)
     }
 
     /// The coordinator's messages to the user's loop since the last call.

@@ -42,6 +42,9 @@ pub(crate) enum Next {
     Stop(Result<String, String>),
 }
 
+/// Closes that are remembered for a user's loop.
+const CLOSES: usize = 256;
+
 /// The close of a round, as its workers are told of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Closed {
@@ -59,19 +62,6 @@ pub struct Closed {
     pub reason: String,
     /// Epochs of which every sample was used.
     pub epochs: u32,
-}
-
-/// The worker's leases, and the state of the run that its data loader needs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct LeaseList {
-    /// The portions of the worker's next rounds, in order.
-    pub(crate) portions: Vec<Portion>,
-    /// Complete epochs.
-    pub(crate) epochs: u32,
-    /// How often the portions or the epochs have changed.
-    pub(crate) changes: u64,
-    /// Whether the run is over for this worker.
-    pub(crate) over: bool,
 }
 
 /// Filled by the thread that reads the control connection, emptied by the one that computes.
@@ -95,7 +85,8 @@ struct State {
     stop: Option<Result<String, String>>,
     /// The last round that closed.
     over: Option<Version>,
-    last_closed: Option<Closed>,
+    /// The last closes, oldest first.
+    closes: VecDeque<Closed>,
     /// The last contribution that was announced: its version and weight.
     sent: Option<(Version, f64)>,
     /// Messages for a user's loop.
@@ -107,8 +98,6 @@ struct State {
     leases: Vec<Portion>,
     /// Complete epochs.
     epochs: u32,
-    /// Changes of the leases or of the complete epochs.
-    lease_changes: u64,
 }
 
 impl Mailbox {
@@ -125,19 +114,16 @@ impl Mailbox {
             ToWorker::Work { id, base, portion, push_at_once, behind } => {
                 if state.leases.first() == Some(&portion) {
                     state.leases.remove(0);
-                    state.lease_changes += 1;
                 }
                 // Newer work replaces older: that round is over.
                 state.task = Some(Task { id, base, portion, push_at_once, behind });
             }
             ToWorker::Leases(leases) => {
                 state.leases = leases;
-                state.lease_changes += 1;
             }
             ToWorker::Push { id } => state.may_push = Some(id),
             ToWorker::Cut { base } => state.cut = Some(base),
             ToWorker::Closed { base, accepted, weight, members, cut_after, reason, epochs } => {
-                state.lease_changes += u64::from(state.epochs != epochs);
                 state.epochs = epochs;
                 state.closed += 1;
                 state.over = Some(base);
@@ -146,8 +132,11 @@ impl Mailbox {
                 state.used += u64::from(used);
                 let sent = state.sent.filter(|(to, _)| used && *to == base);
                 let used = sent.map_or(0.0, |(_, weight)| weight);
-                state.last_closed =
-                    Some(Closed { base, used, accepted, weight, cut_after, reason, epochs });
+                let closed = Closed { base, used, accepted, weight, cut_after, reason, epochs };
+                state.closes.push_back(closed);
+                if state.closes.len() > CLOSES {
+                    state.closes.pop_front();
+                }
             }
             message @ (ToWorker::Records { .. }
             | ToWorker::Mismatch { .. }
@@ -199,9 +188,9 @@ impl Mailbox {
         self.lock().sent = Some((base, weight));
     }
 
-    /// The last close, if a round has closed.
-    pub(crate) fn last_closed(&self) -> Option<Closed> {
-        self.lock().last_closed.clone()
+    /// The close of the round on `base`, if it is one of the last.
+    pub(crate) fn closed(&self, base: Version) -> Option<Closed> {
+        self.lock().closes.iter().rev().find(|closed| closed.base == base).cloned()
     }
 
     /// Takes the messages for a user's loop.
@@ -328,18 +317,9 @@ impl Mailbox {
         state.stop.clone()
     }
 
-    /// The worker's leases.
-    pub(crate) fn leases(&self) -> LeaseList {
-        self.lock().lease_list()
-    }
-
-    /// Waits until the leases or the complete epochs have changed more often than `seen`, the run is over, or
-    /// `time` has passed. Returns the leases.
-    #[cfg_attr(not(test), expect(dead_code, reason = "native workers hold no leases"))]
-    pub(crate) fn await_leases(&self, seen: u64, time: Duration) -> LeaseList {
-        let waits = |state: &mut State| state.lease_changes <= seen && state.stop.is_none();
-        let waited = self.changed.wait_timeout_while(self.lock(), time, waits);
-        waited.unwrap_or_else(PoisonError::into_inner).0.lease_list()
+    /// The portions of the worker's next rounds, in order.
+    pub(crate) fn leases(&self) -> Vec<Portion> {
+        self.lock().leases.clone()
     }
 
     /// Complete epochs.
@@ -359,15 +339,6 @@ impl Mailbox {
 }
 
 impl State {
-    fn lease_list(&self) -> LeaseList {
-        LeaseList {
-            portions: self.leases.clone(),
-            epochs: self.epochs,
-            changes: self.lease_changes,
-            over: self.stop.is_some(),
-        }
-    }
-
     fn is_cut(&self, base: Version) -> bool {
         self.is_over(base, Until::Cut)
     }
@@ -417,26 +388,15 @@ mod tests {
     }
 
     #[test]
-    fn work_leaves_the_leases_and_a_change_wakes_the_one_that_waits() {
+    fn work_leaves_the_leases() {
         let (me, mailbox) = (WorkerId(0), Mailbox::new(1));
-        let list = |mailbox: &Mailbox| mailbox.leases().portions;
-        std::thread::scope(|scope| {
-            let waits = scope.spawn(|| mailbox.await_leases(0, Duration::from_secs(60)));
-            mailbox.deliver(me, ToWorker::Leases(vec![portion(0), portion(5)]));
-            let leases = waits.join().unwrap();
-            assert_eq!((leases.portions, leases.changes), (vec![portion(0), portion(5)], 1));
-        });
+        mailbox.deliver(me, ToWorker::Leases(vec![portion(0), portion(5)]));
+        assert_eq!(mailbox.leases(), [portion(0), portion(5)]);
         mailbox.deliver(me, work(0));
-        assert_eq!(list(&mailbox), [portion(5)], "the first lease is work now");
+        assert_eq!(mailbox.leases(), [portion(5)], "the first lease is work now");
         mailbox.deliver(me, work(1));
-        assert_eq!(list(&mailbox), [portion(5)], "that work was not leased");
-        let seen = mailbox.leases().changes;
-        mailbox.deliver(me, closed(1, vec![]));
-        assert_eq!((mailbox.epochs(), mailbox.leases().changes), (1, seen), "no epoch has ended");
-        let leases = mailbox.await_leases(seen, Duration::from_millis(1));
-        assert_eq!((leases.changes, leases.over), (seen, false), "nothing has changed");
-        mailbox.deliver(me, ToWorker::Stop("done".to_owned()));
-        assert!(mailbox.await_leases(seen, Duration::from_secs(60)).over);
+        assert_eq!(mailbox.leases(), [portion(5)], "that work was not leased");
+        assert_eq!(mailbox.epochs(), 1);
     }
 
     #[test]

@@ -99,7 +99,9 @@ impl ShardState {
             first_block: range.start,
             sums: vec![None; lengths.len()],
             spent: Vec::new(),
-            spares: Spares::new(blocks.len() * (1 + spec.optimizer.slot_names().len())),
+            spares: Spares::new(
+                blocks.len() * (1 + spec.optimizer.slot_names().len() + spec.history as usize),
+            ),
             blocks,
             halves: Vec::new(),
             staged: BTreeMap::new(),
