@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import paceline
@@ -10,6 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from workers import PATIENCE, assert_close, assert_identical, data, mlp, together, values, wait_until
+
+REPORTED = 0.01
+"""Seconds after which a finished micro-batch is reported; the run salvages what it knows of."""
 
 
 def test_all_micro_batches_together_are_the_batch(serve: Any) -> None:
@@ -99,9 +103,11 @@ def test_a_cut_between_micro_batches_salvages_the_finished_ones_with_their_weigh
 
     def slow(pair: Pair, batch: Any, ready: threading.Event) -> None:
         for _, x, y in pair.session.micro_batches(batch, 4):
+            time.sleep(REPORTED)
             (nn.functional.mse_loss(pair.model(x), y) / 4).backward()
             done.append(len(x))
             if len(done) == 2:
+                time.sleep(REPORTED)
                 ready.set()
                 pair.wait_for_cut()
 
@@ -179,6 +185,7 @@ def test_a_cut_inside_a_micro_batch_leaves_nothing_of_it(serve: Any) -> None:
     def slow(pair: Pair, batch: Any, ready: threading.Event) -> None:
         done = 0
         for _, x, y in pair.session.micro_batches(batch, 4):
+            time.sleep(REPORTED)
             out = pair.model(x)
             if done == 1:
 

@@ -282,9 +282,10 @@ impl TaskRunner<'_> {
             None => Vec::new(),
         };
         let wanted = || !self.mailbox.is_cut(*base);
+        // The wait for a user's loop counts: its first micro-batch is then reported at once.
+        let mut reported = Instant::now();
         let Some(parts) = self.source.begin(task, &samples, &wanted) else { return Ok(()) };
         self.outbox.split(parts);
-        let mut reported = Instant::now();
         for part in 0..parts {
             let micro = micro_batch(&samples, part, parts);
             let first = part == 0 || self.outbox.salvages();
