@@ -15,6 +15,9 @@ from workers import PATIENCE, assert_close, assert_identical, data, mlp, togethe
 REPORTED = 0.01
 """Seconds after which a finished micro-batch is reported; the run salvages what it knows of."""
 
+ATTEMPTS = 6
+"""A busy machine may answer a cut after the grace, and nothing is salvaged then."""
+
 
 def test_all_micro_batches_together_are_the_batch(serve: Any) -> None:
     server = serve(2, policy="full")
@@ -111,8 +114,12 @@ def test_a_cut_between_micro_batches_salvages_the_finished_ones_with_their_weigh
                 ready.set()
                 pair.wait_for_cut()
 
-    fast, slow_one = first_round(serve(2, policy="static:1").address, slow)
-    assert done == [2, 2]
+    for _ in range(ATTEMPTS):
+        done.clear()
+        fast, slow_one = first_round(serve(2, policy="static:1").address, slow)
+        assert done == [2, 2]
+        if slow_one[0].used:
+            break
     assert (slow_one[0].round, slow_one[0].used, slow_one[0].share) == (0, True, 0.5)
     assert (fast[0].share, fast[0].weight) == (1.0, 12.0)
     assert_identical([fast[2], slow_one[2]])
@@ -198,8 +205,12 @@ def test_a_cut_inside_a_micro_batch_leaves_nothing_of_it(serve: Any) -> None:
             done += 1
         counts.append(done)
 
-    fast, slow_one = first_round(serve(2, policy="static:1").address, slow)
-    assert counts == [2]
+    for _ in range(ATTEMPTS):
+        counts.clear()
+        fast, slow_one = first_round(serve(2, policy="static:1").address, slow)
+        assert counts == [2]
+        if slow_one[0].used:
+            break
     assert slow_one[0].share == 0.25
     assert fast[0].weight == 10.0
     assert_close(fast[2], gradient(fast[1] + slow_one[1][:2]))
