@@ -126,6 +126,6 @@ pub(crate) mod tests {
         let wrong = read("policy", "fastest").unwrap_err();
         assert!(wrong.starts_with("the setting policy cannot be `fastest`: unknown"), "{wrong}");
         let wrong = read("batch", "-1").unwrap_err();
-        assert!(wrong.starts_with("the setting batch cannot be `-1`: invalid digit"), "{wrong}");
+        assert!(wrong.starts_with("the setting batch cannot be `-1`: -1 is not in"), "{wrong}");
     }
 }
