@@ -263,10 +263,8 @@ impl Embedded {
 
     /// Gives up the work that was begun: the worker's next contribution is for a later round.
     pub fn forget(&self) {
-        let mut state = self.meeting.lock();
-        if state.task.is_none() {
-            state.parts = None;
-        }
+        self.meeting.lock().parts = None;
+        self.meeting.changed.notify_all();
     }
 
     /// Portions leased to this worker for later rounds, in order.
