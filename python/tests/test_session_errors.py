@@ -1,0 +1,137 @@
+"""A user's mistakes get errors that name what is wrong."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import paceline
+import pytest
+import torch
+from torch import nn
+from workers import Server, data, mlp, together
+
+
+def session_of(server: Server, model: nn.Module, optimizer: Any, **settings: Any) -> paceline.Session:
+    return paceline.init(
+        model, optimizer, server=server.address, policy="full", epochs=1, **settings
+    )
+
+
+def joined(server: Server) -> paceline.Session:
+    """A session whose offer defines the run."""
+    model = mlp()
+    session = session_of(server, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    session.loader(data(), batch_size=4)
+    return session
+
+
+def refusal(server: Server, model: nn.Module) -> str:
+    """The error of a second worker, with this model."""
+    session = session_of(server, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(RuntimeError) as error:
+        session.loader(data(), batch_size=4)
+    return str(error.value)
+
+
+def test_a_parameter_of_another_shape_is_named(serve: Any) -> None:
+    server = serve(2)
+    with joined(server):
+        other = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 1))
+        said = refusal(server, other)
+    assert "`2.weight` has shape [1, 9] here and [1, 8] in the run" in said
+
+
+def test_a_parameter_of_another_name_is_named(serve: Any) -> None:
+    server = serve(2)
+    with joined(server):
+        other = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Tanh(), nn.Linear(8, 1))
+        said = refusal(server, other)
+    assert "`3.bias` here and `2.bias` in the run" in said
+
+
+def test_another_seed_is_named(serve: Any) -> None:
+    server, model = serve(2), mlp()
+    with joined(server):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        other = session_of(server, model, optimizer, seed=5)
+        with pytest.raises(RuntimeError, match="the seed is 5 here and 0 in the run"):
+            other.loader(data(), batch_size=4)
+
+
+def test_an_address_without_a_server_is_named() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = paceline.init(model, optimizer, server=address)
+    with pytest.raises(RuntimeError, match=address):
+        session.loader(data(), batch_size=4)
+
+
+def test_a_forgotten_step_is_told(serve: Any) -> None:
+    model = mlp()
+    session = session_of(serve(1), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with session, pytest.raises(paceline.PacelineError, match=r"without optimizer\.step\(\)"):
+        for _, x, y in session.loader(data(), batch_size=4):
+            nn.functional.mse_loss(model(x), y).backward()
+
+
+def test_a_second_backward_outside_micro_batches_and_no_sync_is_refused(serve: Any) -> None:
+    model = mlp()
+    session = session_of(serve(1), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with session:
+        _, x, y = next(iter(session.loader(data(), batch_size=4)))
+        nn.functional.mse_loss(model(x), y).backward()
+        with pytest.raises(paceline.PacelineError, match=r"no_sync\(\) or session\.micro_batches"):
+            nn.functional.mse_loss(model(x), y).backward()
+
+
+def test_a_batch_without_backward_is_told(serve: Any) -> None:
+    model = mlp()
+    session = session_of(serve(1), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with session, pytest.raises(paceline.PacelineError, match="the last batch was not used"):
+        for _ in session.loader(data(), batch_size=4):
+            pass
+
+
+def test_a_dtype_that_does_not_travel_is_refused_with_its_parameter() -> None:
+    model = mlp().double()
+    with pytest.raises(paceline.PacelineError, match=r"`0\.weight` is torch\.float64"):
+        paceline.init(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda p: torch.optim.RMSprop(p, lr=0.1), "RMSprop"),
+        (lambda p: torch.optim.Adam(p, amsgrad=True), "amsgrad=True"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5), "dampening=0.5"),
+    ],
+)
+def test_mode_server_refuses_other_optimizers_and_options_by_name(
+    serve: Any, make: Any, named: str
+) -> None:
+    model = mlp()
+    with pytest.raises(paceline.PacelineError, match=named):
+        session = session_of(serve(1), model, make(model.parameters()), mode="server")
+        session.loader(data(), batch_size=4)
+
+
+def test_a_model_whose_initial_values_differ_takes_those_of_the_run(serve: Any) -> None:
+    server = serve(2, policy="full")
+
+    def worker(number: int) -> Any:
+        model = mlp()
+        if number == 1:
+            nn.init.ones_(model[0].weight)
+        session = session_of(server, model, torch.optim.SGD(model.parameters(), lr=0.0))
+        for _, x, y in session.loader(data(), batch_size=4):
+            nn.functional.mse_loss(model(x), y).backward()
+            session._replica.optimizers[0].step()
+        session.close()
+        return model[0].weight.detach()
+
+    first, second = together(2, worker)
+    assert torch.equal(first, second)
