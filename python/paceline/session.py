@@ -123,7 +123,7 @@ class Session:
             self._handles += [o.register_step_post_hook(self._unscale_rates) for o in optimizers]
         else:
             for optimizer in optimizers:
-                optimizer.step = self._step_on_server  # type: ignore[assignment]
+                optimizer.step = self._server_step()  # type: ignore[assignment]
         self._unscaled: list[tuple[dict[str, Any], Any]] = []
 
     # -- What the training loop calls ---------------------------------------------------------------
@@ -593,6 +593,14 @@ class Session:
         if self._work is not None:
             leases.insert(0, (self._work[1], tuple(self._work[2])))
         return leases
+
+    def _server_step(self) -> Callable[..., None]:
+        def step(closure: Any = None) -> None:
+            self._step_on_server(closure)
+
+        # Else a scheduler warns that it cannot see whether the optimizer has stepped.
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        return step
 
     def _step_on_server(self, closure: Any = None) -> None:
         """``optimizer.step()`` where the optimizer runs on the shards: loads the new parameters."""

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import paceline
 import pytest
 import torch
 from torch import Tensor, nn
-from workers import PATIENCE, assert_close, assert_identical, data, mlp, together, values, wait_until
-
-REPORTED = 0.01
-"""Seconds after which a finished micro-batch is reported; the run salvages what it knows of."""
-
-ATTEMPTS = 6
-"""A busy machine may answer a cut after the grace, and nothing is salvaged then."""
+from workers import (
+    PATIENCE,
+    assert_close,
+    assert_identical,
+    data,
+    mlp,
+    seeded,
+    together,
+    values,
+    wait_until,
+)
 
 
 def test_all_micro_batches_together_are_the_batch(serve: Any) -> None:
@@ -50,80 +56,116 @@ def test_all_micro_batches_together_are_the_batch(serve: Any) -> None:
     assert_close(found, values(model))
 
 
-class Pair:
-    """A fast worker that waits until the slow one is in the middle of its batch, in the first round."""
+ROUNDS = 5
+PACE = 0.02
+"""Seconds that a micro-batch of the slow worker takes."""
 
-    def __init__(self, address: str, model: nn.Module) -> None:
-        self.model = model
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        self.session = paceline.init(
-            model, self.optimizer, server=address, policy="static:1", epochs=1
-        )
-        self.loader = self.session.loader(data(), batch_size=8)
+
+@dataclass
+class Slow:
+    """The slow worker of a pair. The fast one contributes when this one is in the middle of its batch."""
+
+    session: paceline.Session
+    model: Any
+    ready: threading.Semaphore
 
     def wait_for_cut(self) -> None:
+        self.ready.release()
         wait_until(self.session._connected().is_cut)
 
-    def mean(self) -> list[Tensor]:
-        return [param.grad.clone() for param in self.model.parameters()]
+
+Outcome = tuple[paceline.Step, list[int], list[Tensor]]
+"""A round's step, the samples of this worker, and the mean gradient."""
+
+
+def pair(
+    address: str, compute: Callable[[Slow, Any], None], make: Callable[[], nn.Module] = mlp
+) -> list[tuple[Outcome, Outcome]]:
+    """Rounds of a fast and a slow worker under ``static:1``. ``compute(slow, batch)`` is the slow worker's
+    backward pass, which calls ``wait_for_cut`` once. Parameters stay as they are."""
+    ready = threading.Semaphore(0)
+
+    def worker(number: int) -> list[Outcome]:
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        session = paceline.init(model, optimizer, server=address, policy="static:1", epochs=1)
+        slow, outcomes = Slow(session, model, ready), []
+        for index, x, y in session.loader(data(400), batch_size=8):
+            if number == 1:
+                compute(slow, (index, x, y))
+            else:
+                assert ready.acquire(timeout=PATIENCE)
+                time.sleep(PACE)
+                nn.functional.mse_loss(model(x), y).backward()
+            mean = [param.grad.clone() for param in model.parameters()]
+            assert session.last is not None
+            outcomes.append((session.last, index.tolist(), mean))
+            optimizer.step()
+            if len(outcomes) == ROUNDS:
+                break
+        session.close()
+        return outcomes
+
+    fast, slow = together(2, worker)
+    for (one, _, mean), (other, _, same) in zip(fast, slow):
+        assert one.round == other.round
+        assert_identical([mean, same])
+    return list(zip(fast, slow))
 
 
 def gradient(samples: list[int]) -> list[Tensor]:
     """The mean gradient of samples, at the initial parameters."""
-    model, (_, x, y) = mlp(), data().tensors
+    model, (_, x, y) = mlp(), data(400).tensors
     nn.functional.mse_loss(model(x[samples]), y[samples]).backward()
     return [param.grad for param in model.parameters()]
 
 
-def first_round(
-    address: str, slow_part: Any, model: Any = mlp
-) -> list[tuple[paceline.Step, list[int], list[Tensor]]]:
-    """The first round of two workers under ``static:1``. ``slow_part(pair, batch, ready)`` computes the slow
-    worker's batch; once it has set ``ready`` the fast one contributes, which cuts the round."""
-    ready = threading.Event()
-
-    def worker(number: int) -> Any:
-        pair = Pair(address, model())
-        index, x, y = next(iter(pair.loader))
-        if number == 0:
-            assert ready.wait(PATIENCE)
-            nn.functional.mse_loss(pair.model(x), y).backward()
-        else:
-            slow_part(pair, (index, x, y), ready)
-        assert pair.session.last is not None
-        mean = pair.mean()
-        pair.optimizer.step()
-        pair.session.close()
-        return pair.session.last, index.tolist(), mean
-
-    return together(2, worker)
+def assert_salvaged(rounds: list[tuple[Outcome, Outcome]], finished: int) -> None:
+    """The mean is over the fast worker's batch and the finished samples of the slow one."""
+    for (fast, whole, mean), (slow, part, _) in rounds:
+        # A round does not wait for an answer that takes unusually long.
+        used = finished if slow.used else 0
+        assert slow.share == used / 8
+        assert fast.weight == 8.0 + used
+        assert_close(mean, gradient(whole + part[:used]))
+    assert any(slow.used for _, (slow, _, _) in rounds)
 
 
 def test_a_cut_between_micro_batches_salvages_the_finished_ones_with_their_weight(
     serve: Any,
 ) -> None:
-    done = []
+    counts = []
 
-    def slow(pair: Pair, batch: Any, ready: threading.Event) -> None:
-        for _, x, y in pair.session.micro_batches(batch, 4):
-            time.sleep(REPORTED)
-            (nn.functional.mse_loss(pair.model(x), y) / 4).backward()
-            done.append(len(x))
-            if len(done) == 2:
-                time.sleep(REPORTED)
-                ready.set()
-                pair.wait_for_cut()
+    def compute(slow: Slow, batch: Any) -> None:
+        done = 0
+        for _, x, y in slow.session.micro_batches(batch, 4):
+            time.sleep(PACE)
+            (nn.functional.mse_loss(slow.model(x), y) / 4).backward()
+            done += 1
+            if done == 2:
+                slow.wait_for_cut()
+        counts.append(done)
 
-    for _ in range(ATTEMPTS):
-        done.clear()
-        fast, slow_one = first_round(serve(2, policy="static:1").address, slow)
-        assert done == [2, 2]
-        if slow_one[0].used:
-            break
-    assert (slow_one[0].round, slow_one[0].used, slow_one[0].share) == (0, True, 0.5)
-    assert (fast[0].share, fast[0].weight) == (1.0, 12.0)
-    assert_identical([fast[2], slow_one[2]])
-    assert_close(fast[2], gradient(fast[1] + slow_one[1][:4]))
+    assert_salvaged(pair(serve(2, policy="static:1").address, compute), finished=4)
+    assert counts == [2] * ROUNDS
+
+
+def test_a_cut_inside_a_micro_batch_leaves_nothing_of_it(serve: Any) -> None:
+    counts = []
+
+    def compute(slow: Slow, batch: Any) -> None:
+        done = 0
+        for _, x, y in slow.session.micro_batches(batch, 4):
+            time.sleep(PACE)
+            out = slow.model(x)
+            if done == 1:
+                out.register_hook(lambda _: slow.wait_for_cut())
+            slow.session.backward(nn.functional.mse_loss(out, y) / 4)
+            done += 1
+        counts.append(done)
+
+    assert_salvaged(pair(serve(2, policy="static:1").address, compute), finished=2)
+    assert counts == [2] * ROUNDS
 
 
 class Deep(nn.Module):
@@ -138,7 +180,7 @@ class Deep(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for place, layer in enumerate(self.layers):
             x = layer(x)
-            if x.requires_grad and self.pause is not None:
+            if self.pause is not None:
                 x.register_hook(self._backward(place))
         return x.sum(1, keepdim=True)
 
@@ -157,61 +199,17 @@ def test_session_backward_stops_at_a_cut_and_plain_backward_runs_to_its_end(
 ) -> None:
     passed = []
 
-    def slow(pair: Pair, batch: Any, ready: threading.Event) -> None:
-        def pause() -> None:
-            ready.set()
-            pair.wait_for_cut()
-
-        model: Any = pair.model
-        model.pause = pause
-        loss = nn.functional.mse_loss(model(batch[1]), batch[2])
+    def compute(slow: Slow, batch: Any) -> None:
+        slow.model.pause, slow.model.passed = slow.wait_for_cut, 0
+        loss = nn.functional.mse_loss(slow.model(batch[1]), batch[2])
         if stops:
-            pair.session.backward(loss)
+            slow.session.backward(loss)
         else:
             loss.backward()
-        passed.append(model.passed)
+        passed.append(slow.model.passed)
 
-    def deep() -> Deep:
-        model = Deep()
-        with torch.no_grad():
-            for param in model.parameters():
-                param.fill_(0.3)
-        return model
-
-    address = serve(2, policy="static:1").address
-    fast, slow_one = first_round(address, slow, deep)
-    assert passed == [5 if stops else 10]
-    assert (slow_one[0].used, slow_one[0].share) == (False, 0.0)
-    assert fast[0].weight == 8.0
-    assert_identical([fast[2], slow_one[2]])
-
-
-def test_a_cut_inside_a_micro_batch_leaves_nothing_of_it(serve: Any) -> None:
-    counts = []
-
-    def slow(pair: Pair, batch: Any, ready: threading.Event) -> None:
-        done = 0
-        for _, x, y in pair.session.micro_batches(batch, 4):
-            time.sleep(REPORTED)
-            out = pair.model(x)
-            if done == 1:
-
-                def pause(_: Tensor) -> None:
-                    ready.set()
-                    pair.wait_for_cut()
-
-                out.register_hook(pause)
-            pair.session.backward(nn.functional.mse_loss(out, y) / 4)
-            done += 1
-        counts.append(done)
-
-    for _ in range(ATTEMPTS):
-        counts.clear()
-        fast, slow_one = first_round(serve(2, policy="static:1").address, slow)
-        assert counts == [2]
-        if slow_one[0].used:
-            break
-    assert slow_one[0].share == 0.25
-    assert fast[0].weight == 10.0
-    assert_close(fast[2], gradient(fast[1] + slow_one[1][:2]))
-    assert_identical([fast[2], slow_one[2]])
+    rounds = pair(serve(2, policy="static:1").address, compute, lambda: seeded(Deep()))
+    assert passed == [5 if stops else 10] * ROUNDS
+    for (fast, _, _), (slow, _, _) in rounds:
+        assert (slow.used, slow.share) == (False, 0.0)
+        assert fast.weight == 8.0

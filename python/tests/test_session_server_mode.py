@@ -31,6 +31,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_shards_step_as_torch_does_with_groups_and_a_scheduler(serve: Any, name: str) -> None:
     make, rtol = OPTIMIZERS[name]

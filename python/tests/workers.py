@@ -96,6 +96,7 @@ def fit(
     scheduler: Any = None,
     epochs: int = 1,
     batch: int = 4,
+    num_workers: int = 0,
     after_backward: Callable[[paceline.Session], None] = lambda _: None,
     **settings: Any,
 ) -> Fitted:
@@ -103,7 +104,7 @@ def fit(
     session = paceline.init(
         model, optimizer, scheduler, server=server.address, epochs=epochs, **settings
     )
-    loader = session.loader(data(), batch_size=batch)
+    loader = session.loader(data(), batch_size=batch, num_workers=num_workers)
     rounds = []
     for _ in range(epochs):
         for index, x, y in loader:
@@ -190,6 +191,7 @@ def spawn(script: str, *words: str, **environment: str) -> subprocess.Popen[str]
     return subprocess.Popen(
         [sys.executable, str(HERE / script), *words],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
