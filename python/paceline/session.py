@@ -163,8 +163,8 @@ class Session:
         """Splits a batch into ``n`` micro-batches; ends early when the round is cut.
 
         A batch is a tensor, or a tuple, list or mapping of batches; it is split along its first
-        dimension. Divide the loss of each micro-batch by ``n``. Finished micro-batches count with the weight of
-        their samples. ``.grad`` holds the mean when the loop has ended.
+        dimension. Divide the loss of each micro-batch by ``n``. Finished micro-batches count with the
+        weight of their samples. ``.grad`` holds the mean when the loop has ended.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
