@@ -88,6 +88,7 @@ class Session:
         self._workers = 1
         self._reference = 1.0
         self._mean_weight = 1.0
+        self._missed = 0
         self._pending: tuple[int, int] | None = None
         self._work: Work | None = None
 
@@ -407,7 +408,8 @@ class Session:
             self._pending = (base, samples)
             return
         self._wait_for_version(while_waiting=lambda: self._serve_run(base))
-        missed = self._catch_up(leave=1)
+        missed = self._catch_up(leave=1) + self._missed
+        self._missed = 0
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         worker.take(self._flat.array)
         self._flat.remember()
@@ -566,7 +568,7 @@ class Session:
                 return turn if epoch in (None, turn[1]) else None
             if turn == "loaded":
                 if self._averages:
-                    self._catch_up(leave=0)
+                    self._missed += self._catch_up(leave=0)
                     self._tell_stepped(worker.taken(), b"")
                 else:
                     self._load_parameters()

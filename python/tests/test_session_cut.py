@@ -101,6 +101,7 @@ def pair(
             assert session.last is not None
             outcomes.append((session.last, index.tolist(), mean))
             optimizer.step()
+            optimizer.zero_grad()
             if len(outcomes) == ROUNDS:
                 break
         session.close()

@@ -53,7 +53,7 @@ pub(crate) fn simulate(
     let study = Study {
         policies: policies.map_err(|error| PyValueError::new_err(error.to_string()))?,
         seeds,
-        straggler: straggler.parse().map_err(|error| PyValueError::new_err(format!("{error}")))?,
+        straggler: straggler.parse().map_err(PyValueError::new_err)?,
         overhead: overhead.parse().map_err(PyValueError::new_err)?,
         quorum,
     };
