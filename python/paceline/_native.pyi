@@ -143,6 +143,9 @@ class Worker:
     def download_state(self) -> bytes:
         """The newest state that the server has."""
 
+    def is_behind(self) -> bool:
+        """Whether a round has closed whose version was not taken."""
+
     def ended(self) -> str | None:
         """The reason why the run is over, if it is."""
 

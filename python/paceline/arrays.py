@@ -95,6 +95,7 @@ class ArraySession:
         for name, array in self.params.items():
             grad = np.ascontiguousarray(grads[name], np.float32)
             if grad.shape != array.shape:
+                self.close()
                 raise PacelineError(
                     f"the gradient of `{name}` has shape {grad.shape}, not {array.shape}"
                 )
@@ -102,6 +103,7 @@ class ArraySession:
             if finite is None:
                 return False
             if not finite:
+                self.close()
                 raise PacelineError(
                     f"the gradient of `{name}` is not finite (worker {self._worker.number}, round "
                     f"{self._worker.taken()})"

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from .errors import PacelineError
 
+_store: object = None
+
 _START_PATIENCE = 60.0
 """Seconds that a server may take to start."""
 
@@ -64,7 +66,9 @@ def _under_torchrun(rank: int, workers: int) -> Run:
     env = os.environ
     host, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
     hosted = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = TCPStore(host, port, is_master=rank == 0 and not hosted, wait_for_workers=False)
+    # Other ranks ask this store after this function has returned.
+    global _store
+    _store = store = TCPStore(host, port, is_master=rank == 0 and not hosted, wait_for_workers=False)
     run = env.get("TORCHELASTIC_RUN_ID", "") + "/" + env.get("TORCHELASTIC_RESTART_COUNT", "0")
     key = f"paceline/{run}"
     if rank == 0:

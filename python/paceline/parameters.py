@@ -55,6 +55,9 @@ class FlatVector:
         self.by_param: dict[Tensor, int] = {}
         groups = _groups(optimizers)
         named = [(n, p) for n, p in _named_parameters(models) if p.requires_grad]
+        if by_group:
+            # Without an optimizer a parameter stays as it is.
+            named = [(n, p) for n, p in named if p in groups]
         if not named:
             raise PacelineError("the model has no parameter that requires a gradient")
         _check(named, groups)
@@ -80,6 +83,11 @@ class FlatVector:
         self._sampled = torch.cat([_spread(slot) for slot in self.params])
         self._before = self.values[self._sampled]
         self._version = self.values._version
+
+    @property
+    def params_end(self) -> int:
+        """Where the parameters end and the running statistics begin."""
+        return self.params[-1].offset + self.params[-1].size
 
     @property
     def tensors(self) -> list[tuple[str, list[int], int]]:
@@ -235,3 +243,10 @@ def _check(named: Sequence[tuple[str, nn.Parameter]], groups: dict[Tensor, int])
             )
     if groups and not any(param in groups for _, param in named):
         raise PacelineError("the optimizer has none of the model's parameters")
+    own: set[Tensor] = {param for _, param in named}
+    for held in groups:
+        if held.requires_grad and held not in own:
+            raise PacelineError(
+                f"the optimizer has a parameter of shape {list(held.shape)} that is in none of the "
+                "models: give paceline.init all models that it trains"
+            )

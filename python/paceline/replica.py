@@ -94,7 +94,7 @@ class Replica:
                     self._step(optimizer, entry)
         finally:
             self.replaying = False
-        self._follow(record)
+        self.follow(record)
         place, found = record["check"]
         return bool(self._hash_of(place) == found)
 
@@ -116,7 +116,11 @@ class Replica:
             torch._foreach_mul_(grads, torch.tensor(entry["factor"], dtype=torch.float32))
         optimizer.step()
 
-    def _follow(self, record: Json) -> None:
+    def forget_steps(self) -> None:
+        """Steps so far are not part of the next record."""
+        self.stepped = [False] * len(self.optimizers)
+
+    def follow(self, record: Json) -> None:
         """Takes over schedulers, learning rates and loss scale."""
         for scheduler, state in zip(self.schedulers, record["schedulers"]):
             _update(scheduler, state)
@@ -168,14 +172,14 @@ class Replica:
         }
         return pack(tensors, meta)
 
-    def restore(self, blob: bytes | bytearray) -> int:
-        """Takes over a state; returns its version."""
+    def restore(self, blob: bytes | bytearray) -> tuple[int, Json]:
+        """Takes over a state; returns its version, and its settings for :meth:`follow`."""
         tensors, meta = unpack(blob)
         with torch.no_grad():
             for name, tensor in self._tensors():
                 tensor.copy_(_named(tensors, name))
             for place, optimizer in enumerate(self.optimizers):
-                numbers = meta["numbers"][place] if "numbers" in meta else {}
+                numbers = meta["numbers"][place]
                 for name, param in self._params_of(optimizer):
                     state = dict(numbers.get(name, {}))
                     prefix, suffix = f"optimizer.{place}.", f".{name}"
@@ -188,9 +192,8 @@ class Replica:
                         optimizer.state[param] = state
                     else:
                         optimizer.state.pop(param, None)
-        if "next" in meta:
-            self._follow(meta)
-        return int(meta["version"])
+        self.follow(meta)
+        return int(meta["version"]), meta
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         seen = set()

@@ -6,6 +6,7 @@ import atexit
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from .launch import Run, find_run
 from .parameters import FlatVector, as_array
 from .replica import Replica
 from .server_optimizer import describe, rates
+from .state import Json
 from .step import Step, last_step
 
 log = logging.getLogger("paceline")
@@ -32,6 +34,9 @@ Work = tuple[int, int, list[tuple[int, int]]]
 
 _PATIENCE = 0.1
 """Seconds between two looks for Ctrl-C while the session waits."""
+
+_STATE_PATIENCE = 300.0
+"""Seconds that the state of another worker may take."""
 
 
 class _Cut(Exception):
@@ -102,11 +107,14 @@ class Session:
 
         # The contribution under way.
         self._written: list[bool] = [False] * len(self._flat.params)
-        self._in_backward = False
+        self._in_backward: int | None = None
         self._begun = False
+        self._hands_out = False
+        self._restored: Json = None
         self._holds_mean = False
         self._syncs = True
         self._parts = 1
+        self._divisor = 1
         self._part = 0
         self._part_samples = 0
         self._scale = 1.0
@@ -118,9 +126,12 @@ class Session:
             slot.tensor.register_post_accumulate_grad_hook(self._hook(place))  # type: ignore[no-untyped-call]
             for place, slot in enumerate(self._flat.params)
         ]
+        # A loop over its own data joins and catches up before the forward pass, not inside backward().
+        self._handles += [m.register_forward_pre_hook(self._before_forward) for m in models.values()]
         if self._averages:
-            self._handles += self._replica.watch()
+            # Rates are scaled before the step is recorded.
             self._handles += [o.register_step_pre_hook(self._scale_rates) for o in optimizers]
+            self._handles += self._replica.watch()
             self._handles += [o.register_step_post_hook(self._unscale_rates) for o in optimizers]
         else:
             for optimizer in optimizers:
@@ -140,7 +151,7 @@ class Session:
         try:
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
         except _Cut:
-            self._in_backward = False
+            self._in_backward = None
             self._drop_grads()
             if self._parts == 1:
                 self._complete()
@@ -170,8 +181,8 @@ class Session:
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
         self._boundary()
-        parts = [part for part in split(batch, n)]
-        self._parts = len(parts)
+        parts = list(split(batch, n))
+        self._parts, self._divisor = len(parts), n
         try:
             for self._part, (part, samples) in enumerate(parts):
                 self._part_samples = samples
@@ -183,7 +194,7 @@ class Session:
             if self._begun and not self._holds_mean:
                 self._complete()
         finally:
-            self._parts, self._part, self._part_samples = 1, 0, 0
+            self._parts, self._part, self._part_samples, self._divisor = 1, 0, 0, 1
 
     def loader(self, dataset: Any, batch_size: int = 1, **kwargs: Any) -> LedgerLoader:
         """A data loader whose samples the run hands out: every sample is used once per epoch.
@@ -257,6 +268,7 @@ class Session:
             state=lambda: bytes(self._replica.capture(0)),
         )
         self._worker = worker
+        self._hands_out = samples is not None
         atexit.register(self.close)
         version = worker.version
         if takes_state and self._averages:
@@ -279,7 +291,8 @@ class Session:
         def hook(param: Tensor) -> None:
             if not self._syncs:
                 return
-            if not self._in_backward:
+            # An exception may have ended the last backward pass before its end.
+            if self._in_backward != torch._C._current_graph_task_id():
                 self._begin_backward()
             worker = self._worker
             assert worker is not None and param.grad is not None
@@ -295,16 +308,18 @@ class Session:
         return hook
 
     def _begin_backward(self) -> None:
-        if self._holds_mean and not self._parts > 1:
+        if (self._holds_mean or self._pending is not None) and not self._begun:
             self._check_stepped()
         if not self._begun:
             self._begin_contribution()
-        self._in_backward = True
+        self._in_backward = torch._C._current_graph_task_id()
+        self._written = [False] * len(self._flat.params)
         self._scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _check_stepped(self) -> None:
-        if not any(self._replica.stepped) and not self._overflow and self._averages:
+        stepped = any(self._replica.stepped) if self._averages else self._pending is None
+        if not stepped and not self._overflow:
             raise PacelineError(
                 "backward() was called twice without optimizer.step() in between. Call step() after "
                 "each backward(), or accumulate inside session.no_sync() or session.micro_batches()"
@@ -312,19 +327,33 @@ class Session:
 
     def _begin_contribution(self) -> None:
         self._boundary()
+        if self._hands_out and self._work is None:
+            raise PacelineError(
+                "backward() was called for a batch whose contribution is complete. Each batch of the "
+                "loader makes one step: sum the losses, or accumulate inside session.no_sync()"
+            )
+        self._get_work()
+        self._overflow = False
+        self._begun = True
+        self._connected().begin(self._parts)
+
+    def _get_work(self) -> None:
+        """Gets work for a loop over its own data."""
         if self._worker is None:
             self.connect(None, (self._batch_size or 1) * self.accumulate)
         if self._work is None:
             self._work = self._next_work()
         if self._work is None:
             raise RunEnded(f"the run is over: {self._connected().ended()}")
-        self._overflow = False
-        self._begun = True
-        self._connected().begin(self._parts)
+
+    def _before_forward(self, model: nn.Module, _inputs: Any) -> None:
+        if model.training and torch.is_grad_enabled() and not self._hands_out and not self._begun:
+            self._boundary()
+            self._get_work()
 
     def _factor(self) -> float:
         """From a gradient in ``.grad`` to the part's gradient sum."""
-        return self._samples() * self._parts / self._scale
+        return self._samples() * self._divisor / self._scale
 
     def _samples(self) -> float:
         if self._part_samples:
@@ -347,7 +376,7 @@ class Session:
 
     def _end_backward(self) -> None:
         """All gradients of a backward pass are there."""
-        self._in_backward = False
+        self._in_backward = None
         worker = self._connected()
         if self._write_rest(worker):
             samples = self._samples()
@@ -379,13 +408,13 @@ class Session:
             worker.write(slot.offset, as_array(slot.tensor), weight)
         presence = torch.tensor([*self._written, self._overflow], dtype=torch.float32)
         if self._overflow:
-            worker.skip(0, flat.presence_at)
+            worker.skip(0, flat.params_end)
         return worker.write(flat.presence_at, presence.numpy(), weight) is not None
 
     def _loss_sum(self, samples: float) -> float | None:
         if self._loss is None or self._loss.numel() != 1:
             return None
-        loss = float(self._loss) * self._parts / self._scale
+        loss = float(self._loss) * self._divisor / self._scale
         return loss * samples if loss == loss and abs(loss) != float("inf") else None
 
     def _drop_grads(self) -> None:
@@ -410,6 +439,12 @@ class Session:
         self._wait_for_version(while_waiting=lambda: self._serve_run(base))
         missed = self._catch_up(leave=1) + self._missed
         self._missed = 0
+        self._replica.forget_steps()
+        if worker.newest() == worker.taken():
+            # The run's state has the newest version: the step to come changes nothing.
+            self._drop_grads()
+            self.last = last_step(worker, base, samples, missed)
+            return
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         worker.take(self._flat.array)
         self._flat.remember()
@@ -482,7 +517,6 @@ class Session:
             if self._diverged or (waiting > 0 and not worker.is_next_waiting()):
                 self._diverged = False
                 self._take_state(at_least=worker.newest())
-                self._wait_for_version(self._hear)
                 continue
             if waiting <= leave:
                 return replayed
@@ -501,15 +535,16 @@ class Session:
                 return False
         record = self._records.pop(version, None)
         worker.take(self._flat.array)
+        self._restored = None
         if record is None:
             # No other worker is left to step this version, so this worker's own settings count.
             self._replica.step_alone()
             return True
         return self._replica.replay(json.loads(record))
 
-    def _wait_for_message(self, arrived: Callable[[], bool]) -> None:
+    def _wait_for_message(self, arrived: Callable[[], bool], until: float | None = None) -> None:
         worker = self._connected()
-        while not arrived():
+        while not arrived() and (until is None or time.monotonic() < until):
             worker.wait_for_message(_PATIENCE)
             self._hear()
             ended = worker.ended()
@@ -521,8 +556,15 @@ class Session:
         worker = self._connected()
         self._state_ready = None
         worker.want_state(at_least)
-        self._wait_for_message(lambda: self._state_ready is not None)
-        version = self._replica.restore(worker.download_state())
+        deadline = time.monotonic() + _STATE_PATIENCE
+        while self._state_ready is None:
+            self._wait_for_message(lambda: self._state_ready is not None, until=deadline)
+            if self._state_ready is None:
+                raise PacelineError(
+                    f"no other worker sent the run's state within {_STATE_PATIENCE:.0f} s: start this "
+                    "worker again once others train"
+                )
+        version, self._restored = self._replica.restore(worker.download_state())
         worker.restored(version)
         return version
 
@@ -530,7 +572,13 @@ class Session:
 
     def _boundary(self) -> None:
         """The step on the last mean is over: its record goes to workers that will miss it."""
-        if not self._averages or not self._holds_mean or self._worker is None:
+        if not self._averages or self._worker is None:
+            return
+        if self._restored is not None and not self._holds_mean:
+            # The training loop has stepped its schedulers beyond the state that it was given.
+            self._replica.follow(self._restored)
+        self._restored = None
+        if not self._holds_mean:
             return
         self._check_stepped()
         self._holds_mean = False
@@ -574,7 +622,7 @@ class Session:
                     self._load_parameters()
             elif worker.ended() is not None:
                 return None
-            elif epoch is not None and worker.epochs() > epoch:
+            elif epoch is not None and worker.epochs() > epoch and not worker.is_behind():
                 return None
             if self._averages:
                 self._serve_run(worker.taken())
@@ -582,6 +630,9 @@ class Session:
     def _next_portion(self, epoch: int | None) -> Portion | None:
         """The samples of the next work, for the loader."""
         self._boundary()
+        if epoch is None and not self._begun:
+            # The last iteration was left in the middle: its batch comes again.
+            self._work = None
         if self._work is not None:
             raise PacelineError(
                 "the last batch was not used: call backward() for every batch, or leave the loop"

@@ -278,6 +278,11 @@ impl Worker {
         Ok(PyBytes::new(py, &bytes))
     }
 
+    /// Whether a round has closed whose version was not taken.
+    fn is_behind(&self) -> bool {
+        self.embedded.is_behind()
+    }
+
     /// The reason why the run is over, if it is.
     fn ended(&self) -> Option<String> {
         self.embedded.ended().map(|ended| ended.unwrap_or_else(|error| error))

@@ -30,8 +30,9 @@ use crate::{
     work::{Finished, Source, Tally},
 };
 
-/// Versions that may wait for the user's loop. A loop that missed more takes the state of another worker.
-pub const MOST_WAITING: usize = 64;
+/// Memory for versions that wait for the user's loop: 4 at least, 64 at most. A loop that missed more takes
+/// the state of another worker.
+const WAITING_BYTES: usize = 256 << 20;
 
 /// A worker whose gradients a training loop of the user's own computes.
 pub struct Embedded {
@@ -158,7 +159,17 @@ impl Embedded {
 
     /// The reason why the run is over, if it is; an error if it is over for this worker alone.
     pub fn ended(&self) -> Option<Result<String, String>> {
-        self.meeting.lock().ended.clone()
+        let ended = self.meeting.lock().ended.clone()?;
+        Some(match self.control.mailbox.stop_reason(Duration::ZERO) {
+            Some(Ok(why)) => ended.map(|_| why),
+            _ => ended,
+        })
+    }
+
+    /// Whether a round has closed whose version the user's loop has not taken.
+    pub fn is_behind(&self) -> bool {
+        let taken = self.meeting.lock().taken;
+        self.control.mailbox.newest_closed().is_some_and(|base| base.next() > taken)
     }
 
     /// Whether the version after the one taken last is waiting. False if it is not loaded yet, or was lost.
@@ -405,7 +416,9 @@ impl Rendezvous {
         let mut state = self.lock();
         (state.taken, state.newest) = (version, version);
         drop(state);
-        let source = UserLoop { meeting: self, keeps_all: job.follow };
+        let version_bytes = job.layout.total().max(1) * size_of::<f32>();
+        let most_waiting = (WAITING_BYTES / version_bytes).clamp(4, 64);
+        let source = UserLoop { meeting: self, keeps_all: job.follow, most_waiting };
         Prepared { source: Box::new(source), costs: None, samples, ahead }
     }
 
@@ -424,6 +437,8 @@ struct UserLoop {
     meeting: Arc<Rendezvous>,
     /// Whether versions are means, none of which may be skipped.
     keeps_all: bool,
+    /// Versions that may wait for the user's loop.
+    most_waiting: usize,
 }
 
 impl UserLoop {
@@ -472,10 +487,14 @@ impl Source for UserLoop {
     fn loaded(&mut self, version: Version) {
         let mut state = self.meeting.lock();
         let Some(values) = state.filling.take() else { return };
-        if !self.keeps_all || state.loaded.len() >= MOST_WAITING {
+        (state.newest, state.has_loaded) = (state.newest.max(version), true);
+        if self.keeps_all && version <= state.taken {
+            // The state was restored meanwhile, and has this version.
+            return;
+        }
+        if !self.keeps_all || state.loaded.len() >= self.most_waiting {
             state.loaded.clear();
         }
-        (state.newest, state.has_loaded) = (version, true);
         state.loaded.push_back(Loaded { version, values });
         self.meeting.changed.notify_all();
     }
@@ -492,11 +511,12 @@ impl Source for UserLoop {
         drop(self.until(wanted, |state| state.parts.is_none()));
         let mut state = self.meeting.lock();
         state.task = Some(assignment);
+        state.complete = false;
         self.meeting.changed.notify_all();
         drop(state);
         let mut state = self.until(wanted, |state| state.parts.is_some());
         let parts = state.parts.filter(|_| wanted())?;
-        (state.left, state.complete) = (parts, false);
+        state.left = parts;
         Some(parts)
     }
 

@@ -20,7 +20,7 @@ mod work;
 pub use paceline_shm::Kept;
 
 pub use client::{PullWait, WorkerConfig, WorkerError, run};
-pub use embedded::{Assignment, Embedded, Joining, MOST_WAITING, Turn};
+pub use embedded::{Assignment, Embedded, Joining, Turn};
 pub use faults::{MakeFaults, WorkerFaults};
 pub use mailbox::Closed;
 pub use work::{Compute, Tally, micro_batch, part_of};

@@ -188,6 +188,11 @@ impl Mailbox {
         self.lock().sent = Some((base, weight));
     }
 
+    /// The version that the last closed round was computed from.
+    pub(crate) fn newest_closed(&self) -> Option<Version> {
+        self.lock().over
+    }
+
     /// The close of the round on `base`, if it is one of the last.
     pub(crate) fn closed(&self, base: Version) -> Option<Closed> {
         self.lock().closes.iter().rev().find(|closed| closed.base == base).cloned()

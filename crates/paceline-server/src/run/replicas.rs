@@ -8,11 +8,14 @@ use paceline_wire::message::ToWorker;
 
 use super::Run;
 
-/// Versions whose records are kept.
+/// The most records that are kept.
 const RECORDS: usize = 1024;
 
+/// The most bytes of records that are kept.
+const RECORD_BYTES: usize = 64 << 20;
+
 /// The longest record, in bytes.
-const MAX_RECORD: usize = 64 << 10;
+const MAX_RECORD: usize = 1 << 20;
 
 /// Hash reports of a version are judged at the latest when one of this many versions later arrives.
 const JUDGED_AFTER: u64 = 2;
@@ -54,7 +57,8 @@ impl Replicas {
             return Vec::new();
         }
         self.records.entry(version).or_insert(record);
-        while self.records.len() > RECORDS {
+        let bytes = |records: &BTreeMap<_, Vec<u8>>| records.values().map(Vec::len).sum::<usize>();
+        while self.records.len() > RECORDS || bytes(&self.records) > RECORD_BYTES {
             self.records.pop_first();
         }
         let complete = |&(_, &(_, last)): &(&WorkerId, &(Version, Version))| last <= version;
@@ -179,13 +183,18 @@ impl Run {
         now.since(since) > LEVELLING || version == Version(0) || live.all(stepped)
     }
 
+    /// Live workers that do not wait for a state.
+    fn stepping(&self) -> usize {
+        self.core.machine().live().filter(|&worker| !self.states.waits(worker)).count()
+    }
+
     pub(super) fn want_records(&mut self, worker: WorkerId, versions: (Version, Version)) {
-        let messages = self.replicas.want(worker, versions, self.core.machine().live().len());
+        let messages = self.replicas.want(worker, versions, self.stepping());
         self.tell(messages);
     }
 
     pub(super) fn forget_replica(&mut self, worker: WorkerId) {
-        let messages = self.replicas.forget(worker, self.core.machine().live().len());
+        let messages = self.replicas.forget(worker, self.stepping());
         self.tell(messages);
     }
 

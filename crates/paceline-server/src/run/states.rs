@@ -64,6 +64,11 @@ impl States {
         }
     }
 
+    /// Whether a worker waits for a state.
+    pub(super) fn waits(&self, worker: WorkerId) -> bool {
+        self.waiting.contains_key(&worker)
+    }
+
     /// Whether the newest state is being written to disk.
     pub(super) fn is_writing(&self) -> bool {
         self.writing
