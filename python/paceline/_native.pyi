@@ -149,6 +149,9 @@ class Worker:
     def ended(self) -> str | None:
         """The reason why the run is over, if it is."""
 
+    def lost(self) -> bool:
+        """Whether the run is over for this worker alone: it lost the connection, or was dismissed."""
+
     def leave(self) -> None:
         """Leaves the run."""
 

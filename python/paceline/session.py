@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ T = TypeVar("T")
 
 Work = tuple[int, int, list[tuple[int, int]]]
 """The version to compute from, the epoch, and ranges of positions in its order."""
+
+_REJOINS = 3
+"""How often a worker that contributes nothing joins again."""
 
 _PATIENCE = 0.1
 """Seconds between two looks for Ctrl-C while the session waits."""
@@ -96,6 +99,11 @@ class Session:
         self._missed = 0
         self._pending: tuple[int, int] | None = None
         self._work: Work | None = None
+
+        # The data that it joined with: samples, batch and leases ahead.
+        self._joined: tuple[int | None, int, int] = (None, 1, 0)
+        self._lost = False
+        self._rejoins = 0
 
         # What the coordinator has said.
         self._state_wanted = False
@@ -252,7 +260,8 @@ class Session:
         """Joins the run with this data; :meth:`loader` and the first ``backward()`` do it."""
         if self._worker is not None:
             raise PacelineError("the session is connected: one loader per session")
-        run = self._run or find_run()
+        self._run = run = self._run or find_run()
+        self._joined = (samples, batch, ahead)
         self._workers = run.workers
         self._reference = float(batch * run.workers)
         worker, takes_state = join(
@@ -274,6 +283,41 @@ class Session:
         if takes_state and self._averages:
             version = self._take_state(at_least=version)
         worker.ready(version, samples, ahead)
+
+    def _lose(self, base: int, error: RuntimeError) -> None:
+        """Ends a step whose contribution is lost with the connection. Before the next step the worker
+        joins again and takes the run's state, so what this one does to the replica does not matter."""
+        log.warning("worker %d lost the run (%s): it joins again", self.number, error)
+        self._lost = True
+        # An infinity makes a scaler skip the step. Without one, optimizers skip absent gradients.
+        self._overflow = self._scaler is not None
+        for slot in self._flat.params:
+            grad = torch.full_like(slot.tensor, float("inf")) if self._overflow else None
+            slot.tensor.grad = grad
+        self.last = Step(base, False, 0.0, 0, 0.0, 0.0, "this worker lost the run")
+
+    def _is_lost(self, error: RuntimeError) -> bool:
+        """Whether the connection is lost, and the run may go on without this worker."""
+        return not isinstance(error, PacelineError) or self._connected().lost()
+
+    def _join_again(self) -> None:
+        worker, self._worker = self._connected(), None
+        self._lost = self._overflow = self._holds_mean = self._diverged = False
+        self._state_wanted = False
+        self._records = {}
+        self._replica.stepped = [False] * len(self._replica.optimizers)
+        self._rejoins += 1
+        self._missed = 0
+        try:
+            worker.leave()
+        except RuntimeError:
+            log.debug("the connection was lost before")
+        try:
+            if self._rejoins > _REJOINS:
+                raise PacelineError("it was lost again and again")
+            self.connect(*self._joined)
+        except RuntimeError as error:
+            raise RunEnded(f"the run is lost, and this worker cannot join again: {error}") from None
 
     def _connected(self) -> _native.Worker:
         if self._worker is None:
@@ -436,9 +480,15 @@ class Session:
         if not self._averages:
             self._pending = (base, samples)
             return
-        self._wait_for_version(while_waiting=lambda: self._serve_run(base))
-        missed = self._catch_up(leave=1) + self._missed
-        self._missed = 0
+        try:
+            self._wait_for_version(while_waiting=lambda: self._serve_run(base))
+            missed = self._catch_up(leave=1) + self._missed
+        except RuntimeError as error:
+            if not self._is_lost(error):
+                raise
+            self._lose(base, error)
+            return
+        self._rejoins = self._missed = 0
         self._replica.forget_steps()
         if worker.newest() == worker.taken():
             # The run's state has the newest version: the step to come changes nothing.
@@ -572,6 +622,8 @@ class Session:
 
     def _boundary(self) -> None:
         """The step on the last mean is over: its record goes to workers that will miss it."""
+        if self._lost:
+            self._join_again()
         if not self._averages or self._worker is None:
             return
         if self._restored is not None and not self._holds_mean:
@@ -586,13 +638,10 @@ class Session:
         self._tell_stepped(version, self._replica.record(version))
 
     def _tell_stepped(self, version: int, record: bytes) -> None:
-        worker = self._connected()
         try:
-            worker.stepped(version, record)
-        except RuntimeError:
-            # The run is over; whoever waits for it next says why.
-            if worker.ended() is None:
-                raise
+            self._connected().stepped(version, record)
+        except RuntimeError as error:
+            log.debug("the next wait for the run says why this failed: %s", error)
 
     def _scale_rates(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if self._lr_scaling is None or self._replica.replaying or self.last is None:
@@ -609,23 +658,38 @@ class Session:
 
     def _next_work(self, epoch: int | None = None) -> Work | None:
         """The next work: version, epoch, ranges. ``None`` when the run or ``epoch`` is over."""
-        worker = self._connected()
         while True:
-            turn = worker.next(_PATIENCE)
-            if isinstance(turn, tuple):
-                return turn if epoch in (None, turn[1]) else None
-            if turn == "loaded":
-                if self._averages:
-                    self._missed += self._catch_up(leave=0)
-                    self._tell_stepped(worker.taken(), b"")
-                else:
-                    self._load_parameters()
-            elif worker.ended() is not None:
-                return None
-            elif epoch is not None and worker.epochs() > epoch and not worker.is_behind():
-                return None
+            try:
+                turn = self._turn(epoch)
+            except RuntimeError as error:
+                if not self._is_lost(error):
+                    raise
+                log.warning("worker %d lost the run (%s): it joins again", self.number, error)
+                self._join_again()
+                continue
+            if turn != "wait":
+                return turn
+
+    def _turn(self, epoch: int | None) -> Work | None | Literal["wait"]:
+        worker = self._connected()
+        turn = worker.next(_PATIENCE)
+        if isinstance(turn, tuple):
+            return turn if epoch in (None, turn[1]) else None
+        if turn == "loaded":
             if self._averages:
-                self._serve_run(worker.taken())
+                self._missed += self._catch_up(leave=0)
+                self._tell_stepped(worker.taken(), b"")
+            else:
+                self._load_parameters()
+        elif (ended := worker.ended()) is not None:
+            if worker.lost() and (self._epochs is None or worker.epochs() < self._epochs):
+                raise RunEnded(ended)
+            return None
+        elif epoch is not None and worker.epochs() > epoch and not worker.is_behind():
+            return None
+        if self._averages:
+            self._serve_run(worker.taken())
+        return "wait"
 
     def _next_portion(self, epoch: int | None) -> Portion | None:
         """The samples of the next work, for the loader."""
@@ -665,7 +729,14 @@ class Session:
             # Another optimizer of the session has stepped: the shards step all of them at once.
             return
         (base, samples), self._pending = self._pending, None
-        self._wait_for_version(while_waiting=lambda: None)
+        try:
+            self._wait_for_version(while_waiting=lambda: None)
+        except RuntimeError as error:
+            if not self._is_lost(error):
+                raise
+            self._lose(base, error)
+            return
+        self._rejoins = 0
         self._load_parameters()
         self.last = last_step(self._connected(), base, samples)
         for optimizer in self._replica.optimizers:

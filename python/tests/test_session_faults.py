@@ -110,6 +110,23 @@ def test_a_worker_stopped_for_less_than_the_liveness_catches_up(
     assert_all_samples_used(server)
 
 
+def test_a_worker_stopped_for_longer_than_the_liveness_joins_again(
+    serve: Any, workers: Workers
+) -> None:
+    server = serve(2, policy="full", liveness="1s")
+    workers.prepare(server, 2, "full", pace=0.02)
+    workers.begin(0)
+    workers.begin(1)
+    wait_until(lambda: rounds(server) >= 5)
+    stopped = workers.processes[1]
+    os.kill(stopped.pid, signal.SIGSTOP)
+    wait_until(lambda: bool(events(server, "worker_left")))
+    os.kill(stopped.pid, signal.SIGCONT)
+    first, second = workers.outcome(0), workers.outcome(1)
+    assert (first["state"], first["rate"]) == (second["state"], second["rate"])
+    assert_all_samples_used(server)
+
+
 def test_importing_the_package_imports_neither_torch_nor_numpy() -> None:
     code = "import sys, paceline; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

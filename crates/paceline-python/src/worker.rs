@@ -288,6 +288,11 @@ impl Worker {
         self.embedded.ended().map(|ended| ended.unwrap_or_else(|error| error))
     }
 
+    /// Whether the run is over for this worker alone: it lost the connection, or was dismissed.
+    fn lost(&self) -> bool {
+        matches!(self.embedded.ended(), Some(Err(_)))
+    }
+
     /// Leaves the run.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.embedded.leave()).map(drop).map_err(failed)
