@@ -91,6 +91,7 @@ def pair(
         session = paceline.init(model, optimizer, server=address, policy="static:1", epochs=1)
         slow, outcomes = Slow(session, model, ready), []
         for index, x, y in session.loader(data(400), batch_size=8):
+            optimizer.zero_grad()
             if number == 1:
                 compute(slow, (index, x, y))
             else:
