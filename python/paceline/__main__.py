@@ -11,7 +11,8 @@ from paceline import _native
 def main() -> int:
     """Runs the command line with the arguments of this process and returns its exit code."""
     # The command line handles Ctrl-C itself; Python's handler would only take note of it.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _native.main(sys.argv[1:], [sys.executable, "-m", "paceline"])
 
 

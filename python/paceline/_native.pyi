@@ -7,6 +7,17 @@ from typing import Any, final
 from numpy import float32
 from numpy.typing import NDArray
 
+__all__ = [
+    "Trace",
+    "Worker",
+    "analyze",
+    "hash_values",
+    "lr_factor",
+    "main",
+    "offer",
+    "simulate",
+]
+
 def main(arguments: Sequence[str], program: Sequence[str]) -> int:
     """Runs the command line with these arguments and returns its exit code. `program` is the command
     that starts it again, for the processes of a run."""

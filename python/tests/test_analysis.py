@@ -138,7 +138,9 @@ def test_a_warning_of_waits_goes_to_standard_error(tmp_path):
 
 def test_ctrl_c_ends_a_simulation():
     script = (
-        "import numpy, paceline\n"
+        "import numpy, paceline, signal\n"
+        # A background job of a shell ignores it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "times = numpy.random.default_rng(0).lognormal(0, 0.3, (2000, 200))\n"
         "try:\n"
         "    print('begun', flush=True)\n"
