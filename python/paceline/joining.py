@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from . import _native
+from .errors import PacelineError
 from .launch import Run
 
 RESOLUTION = 64
@@ -32,17 +33,24 @@ def join(
     named = {"straggler": "salvage" if parts > 1 else "abort", **settings}
     if epochs is not None:
         named.setdefault("epochs", str(epochs))
-    takes_state = _native.offer(
-        run.address,
-        run.token,
-        tensors=list(tensors),
-        hashes=list(hashes),
-        optimizers=None if optimizers is None else list(optimizers),
-        samples=samples,
-        batch=batch,
-        seed=seed,
-        micro_batches=parts,
-        settings=named,
-        state=state,
-    )
-    return _native.Worker.join(run.address, run.token, run.wish, run.name), takes_state
+    try:
+        takes_state = _native.offer(
+            run.address,
+            run.token,
+            tensors=list(tensors),
+            hashes=list(hashes),
+            optimizers=None if optimizers is None else list(optimizers),
+            samples=samples,
+            batch=batch,
+            seed=seed,
+            micro_batches=parts,
+            settings=named,
+            state=state,
+        )
+        worker = _native.Worker.join(run.address, run.token, run.wish, run.name)
+    except RuntimeError as error:
+        raise PacelineError(
+            f"{error}. Check that the server at {run.address} runs, and that every worker has the same "
+            "model, data and settings"
+        ) from None
+    return worker, takes_state
