@@ -43,9 +43,12 @@ impl Report {
         self.quick
     }
 
-    /// Whether a part of the bench was requested; prints that it begins.
+    /// Whether a part of the bench was requested; prints that it begins. `slow` requests `slow-cnn` as well.
     pub(crate) fn wants(&self, part: &str) -> bool {
-        let wanted = self.only.as_deref().is_none_or(|only| part == only);
+        let is_in = |only: &str| {
+            part.strip_prefix(only).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+        };
+        let wanted = self.only.as_deref().is_none_or(is_in);
         if wanted {
             eprintln!("== {part}");
         }
@@ -119,20 +122,31 @@ impl Report {
     /// Writes `docs/bench/NAME.md` and the JSON line. A quick run does not change the file, and a run of
     /// some parts keeps the others.
     pub(crate) fn finish(self, json: bool) -> Result<()> {
-        if !self.quick {
-            let dir = workspace().join("docs/bench");
-            let path = dir.join(format!("{}.md", self.bench));
-            fs::create_dir_all(dir)?;
-            let old = self.only.as_ref().and_then(|_| fs::read_to_string(&path).ok());
-            let text = old.and_then(|old| merged(&old, &self.markdown()));
-            fs::write(&path, text.unwrap_or_else(|| self.markdown()))
-                .with_context(|| format!("failed to write {}", path.display()))?;
-        }
+        self.write(self.only.is_some())?;
         if json {
             let line = serde_json::json!({ "bench": self.bench, "figures": self.figures });
             println!("{line}");
         }
         Ok(())
+    }
+
+    /// Puts the figures so far into `docs/bench/NAME.md`, so that a long bench that is interrupted keeps
+    /// them.
+    pub(crate) fn save(&self) -> Result<()> {
+        self.write(true)
+    }
+
+    fn write(&self, keeps_others: bool) -> Result<()> {
+        if self.quick {
+            return Ok(());
+        }
+        let dir = workspace().join("docs/bench");
+        let path = dir.join(format!("{}.md", self.bench));
+        fs::create_dir_all(dir)?;
+        let old = keeps_others.then(|| fs::read_to_string(&path).ok()).flatten();
+        let text = old.and_then(|old| merged(&old, &self.markdown()));
+        fs::write(&path, text.unwrap_or_else(|| self.markdown()))
+            .with_context(|| format!("failed to write {}", path.display()))
     }
 
     fn markdown(&self) -> String {

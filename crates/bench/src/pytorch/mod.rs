@@ -17,20 +17,14 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
     let python = Python::find()?;
     report.section(setting(&python));
     type BenchPart = fn(&Python, &mut Report) -> Result<()>;
-    let parts: [(&str, BenchPart); 6] = [
-        ("steps", steps::run),
-        ("costs", costs::run),
-        ("equality", equality::run),
-        ("slow-cnn", slow::cnn),
-        ("slow-gpt-0.8m", slow::gpt_small),
-        ("slow-gpt-10m", slow::gpt_large),
-    ];
+    let parts: [(&str, BenchPart); 3] =
+        [("steps", steps::run), ("costs", costs::run), ("equality", equality::run)];
     for (name, part) in parts {
         if report.wants(name) {
             part(&python, report)?;
         }
     }
-    Ok(())
+    slow::run(&python, report)
 }
 
 /// How everything is measured, for the docs.

@@ -45,8 +45,8 @@ struct Task {
     peers: bool,
 }
 
-pub(super) fn cnn(python: &Python, report: &mut Report) -> Result<()> {
-    let task = Task {
+const TASKS: [Task; 3] = [
+    Task {
         workload: Workload::CNN,
         data: "mnist",
         rates: [0.02, 0.05, 0.1],
@@ -55,12 +55,8 @@ pub(super) fn cnn(python: &Python, report: &mut Report) -> Result<()> {
         target: 0.25,
         seeds: 4,
         peers: true,
-    };
-    task.run(python, report)
-}
-
-pub(super) fn gpt_small(python: &Python, report: &mut Report) -> Result<()> {
-    let task = Task {
+    },
+    Task {
         workload: Workload::GPT_SMALL,
         data: "tinyshakespeare",
         rates: [5e-4, 1e-3, 2e-3],
@@ -69,12 +65,8 @@ pub(super) fn gpt_small(python: &Python, report: &mut Report) -> Result<()> {
         target: 2.75,
         seeds: 4,
         peers: true,
-    };
-    task.run(python, report)
-}
-
-pub(super) fn gpt_large(python: &Python, report: &mut Report) -> Result<()> {
-    let task = Task {
+    },
+    Task {
         workload: Workload::GPT_LARGE,
         data: "tinyshakespeare",
         rates: [2.5e-4, 5e-4, 1e-3],
@@ -83,8 +75,19 @@ pub(super) fn gpt_large(python: &Python, report: &mut Report) -> Result<()> {
         target: 2.8,
         seeds: 3,
         peers: false,
-    };
-    task.run(python, report)
+    },
+];
+
+/// Parts `slow-WORKLOAD-SCENARIO`.
+pub(super) fn run(python: &Python, report: &mut Report) -> Result<()> {
+    for task in &TASKS {
+        for scenario in &SCENARIOS {
+            if report.wants(&format!("slow-{}-{}", task.workload.name, scenario.name)) {
+                task.run(python, report, scenario)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// One system in one scenario.
@@ -96,30 +99,25 @@ struct Row {
 }
 
 impl Task {
-    fn run(&self, python: &Python, report: &mut Report) -> Result<()> {
+    fn run(&self, python: &Python, report: &mut Report, scenario: &Scenario) -> Result<()> {
+        let quick = report.quick();
+        let why = match quick && (self.workload.name != "cnn" || scenario.name != "stalls") {
+            true => Some("takes minutes".to_owned()),
+            false if data().join(self.data).exists() => None,
+            false => Some(format!("{} is not in ../shared/datasets", self.data)),
+        };
+        if let Some(why) = why {
+            report.skip(&self.figure(scenario, "salvage"), &format!(">= {}", scenario.goal), &why);
+            return Ok(());
+        }
         let mut systems = vec![System::DDP, System::SALVAGE, System::ABORT];
-        if self.peers && !report.quick() {
+        if self.peers && !quick {
             systems.extend(System::PEERS);
         }
-        let systems = python.available(&systems);
-        let has_data = data().join(self.data).exists();
-        for scenario in &SCENARIOS {
-            let quick = report.quick();
-            let why = match quick && (self.workload.name != "cnn" || scenario.name != "stalls") {
-                true => Some("takes minutes".to_owned()),
-                false if !has_data => Some(format!("{} is not in ../shared/datasets", self.data)),
-                false => None,
-            };
-            if let Some(why) = why {
-                let goal = format!(">= {}", scenario.goal);
-                report.skip(&self.figure(scenario, "salvage"), &goal, &why);
-                continue;
-            }
-            let rows = self.measure(python, scenario, &systems, quick)?;
-            report.section(self.table(scenario, &rows));
-            self.figures(report, scenario, &rows);
-        }
-        Ok(())
+        let rows = self.measure(python, scenario, &python.available(&systems), quick)?;
+        report.section(self.table(scenario, &rows));
+        self.figures(report, scenario, &rows);
+        report.save()
     }
 
     /// Every system at its best learning rate, seed by seed, in alternating order.
