@@ -197,10 +197,11 @@ fn a_crowd_shares_a_core_and_is_slower_than_who_has_one() {
     assert_eq!(nice(1), (nice(0) + 5).min(19));
     check_balance(&run.wait().ok().json());
     let times = run_times(&place.events("crowded"));
-    // The best of all rounds, in which nothing else was going on.
-    let shared: Vec<Duration> = (0..3).map(|worker| times[&worker][0]).collect();
-    let own = times[&3][0];
-    assert!(shared.iter().all(|time| *time > own), "{shared:?} where one alone takes {own:?}");
+    // A member of the crowd may go first in a round and be as fast as one who has a core. The last of
+    // the crowd waits for the others in most rounds.
+    let medians = [0, 1, 2, 3].map(|worker| median(&times[&worker]));
+    let (own, crowd) = (medians[3], &medians[..3]);
+    assert!(crowd.iter().max() > Some(&own), "{crowd:?} where one alone takes {own:?}");
 }
 
 /// Whether this machine lets us make network namespaces.
