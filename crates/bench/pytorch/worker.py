@@ -83,7 +83,7 @@ def server_memory() -> dict[str, int] | None:
         try:
             words = (process / "cmdline").read_bytes().split(b"\0")
             environment = (process / "environ").read_bytes().split(b"\0")
-            if b"paceline" in words and b"server" in words and mine in environment:
+            if (b"paceline", b"server") in zip(words, words[1:]) and mine in environment:
                 return memory(process.name)
         except OSError:
             continue  # it ended meanwhile, or belongs to somebody else
