@@ -108,11 +108,14 @@ class Worker:
     def skip(self, at: int, len: int) -> bool:
         """These elements have no gradient in the current micro-batch."""
 
+    def clear(self, at: int, len: int) -> None:
+        """Removes everything that was written to these elements."""
+
     def finish(self, weight: float, loss: float | None, rates: Sequence[float]) -> bool:
         """The current micro-batch is done; returns whether the rest may still count."""
 
     def is_cut(self) -> bool:
-        """Whether the work that was begun no longer counts."""
+        """Whether the work that the loop was given no longer counts."""
 
     def forget(self) -> None:
         """Gives up the work that no longer counts."""
@@ -120,6 +123,13 @@ class Worker:
     def closed(self, base: int) -> tuple[float, int, float, float, str] | None:
         """The close of the round on this version, if it is one of the last: weight used of this worker,
         contributions, weight, seconds to the cut, reason."""
+
+    @property
+    def workers(self) -> int:
+        """The number of workers that the run was started for."""
+
+    def epoch_of(self, version: int) -> int | None:
+        """The epoch of the round that made a version; `None` if it is not known yet."""
 
     def epochs(self) -> int:
         """Epochs of which every sample was used."""
@@ -179,9 +189,10 @@ def offer(
     micro_batches: int,
     settings: dict[str, str],
     state: Callable[[], bytes],
-) -> bool:
+) -> tuple[int, list[int]] | None:
     """Offers a model to the server. If the offer defines the run, sends the state that `state` returns.
-    Returns whether the worker must take the run's state."""
+    Returns `None` if the worker keeps its own state, else the version of the run's state that it must
+    take, and the places of tensors whose initial values differ."""
 
 def lr_factor(rule: str, weight: float, reference: float) -> float:
     """The factor on the learning rate of an update of this weight."""

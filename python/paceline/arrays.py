@@ -58,15 +58,16 @@ class ArraySession:
                 raise PacelineError("the last batch was not used: call step() for every batch")
 
     def _next_work(self) -> tuple[int, int, list[tuple[int, int]]] | None:
-        while self._worker.ended() is None:
+        while True:
             turn = self._worker.next(_PATIENCE)
             if isinstance(turn, tuple):
                 return turn
             if turn == "loaded":
                 self._load()
-        return None
+            elif self._worker.ended() is not None:
+                return None
 
-    def step(self, grads: Mapping[str, Array], loss: float | None = None) -> Step | None:
+    def step(self, grads: Mapping[str, Array], loss: float | None = None) -> Step:
         """Contributes the mean gradient of the batch and loads the new parameters.
 
         ``loss`` is the mean loss of the batch, for display. Returns what became of the contribution.

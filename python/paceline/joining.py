@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 from . import _native
 from .errors import PacelineError
 from .launch import Run
+
+log = logging.getLogger("paceline")
 
 RESOLUTION = 64
 """Parts of a batch in which progress is reported to the coordinator."""
@@ -34,7 +38,7 @@ def join(
     if epochs is not None:
         named.setdefault("epochs", str(epochs))
     try:
-        takes_state = _native.offer(
+        taken = _native.offer(
             run.address,
             run.token,
             tensors=list(tensors),
@@ -47,10 +51,29 @@ def join(
             settings=named,
             state=state,
         )
-        worker = _native.Worker.join(run.address, run.token, run.wish, run.name)
+        tcp = os.environ.get("PACELINE_TRANSPORT") == "tcp"
+        worker = _native.Worker.join(run.address, run.token, run.wish, run.name, tcp)
     except RuntimeError as error:
         raise PacelineError(
             f"{error}. Check that the server at {run.address} runs, and that every worker has the same "
             "model, data and settings"
         ) from None
-    return worker, takes_state
+    if taken is not None:
+        _warn_of_other_values(worker.number, *taken, [name for name, _, _ in tensors])
+    return worker, taken is not None
+
+
+def _warn_of_other_values(
+    worker: int, version: int, places: Sequence[int], names: Sequence[str]
+) -> None:
+    """A worker that joins late has other values than the run of course; one that starts with it should not."""
+    if version == 0 and places:
+        named = ", ".join(f"`{names[place]}`" for place in places[:3])
+        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+        log.warning(
+            "worker %d starts with other values than the run in %s%s: it takes the run's. Call "
+            "torch.manual_seed before the model is made",
+            worker,
+            named,
+            more,
+        )

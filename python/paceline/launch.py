@@ -12,10 +12,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .errors import PacelineError
 
-_store: object = None
+_store: Any = None
+"""Where the ranks of a torchrun tell each other of servers. Ranks may ask it long after it was made."""
+
+_sessions = 0
+"""Runs of this process under its torchrun so far."""
 
 _START_PATIENCE = 60.0
 """Seconds that a server may take to start."""
@@ -29,7 +34,6 @@ class Run:
     token: str | None = None
     wish: int | None = None
     name: str = ""
-    workers: int = 1
 
     @staticmethod
     def at(address: str) -> Run:
@@ -40,7 +44,6 @@ class Run:
             env.get("PACELINE_TOKEN"),
             _number(env, "PACELINE_WORKER") if "PACELINE_WORKER" in env else _number(env, "RANK"),
             _name(),
-            _number(env, "PACELINE_WORKERS") or _number(env, "WORLD_SIZE") or 1,
         )
 
 
@@ -64,13 +67,20 @@ def _under_torchrun(rank: int, workers: int) -> Run:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     env = os.environ
+    if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
+        raise PacelineError(
+            "RANK and WORLD_SIZE are set, but not MASTER_ADDR and MASTER_PORT: start the script with "
+            "torchrun, or name a server in PACELINE_SERVER"
+        )
     host, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
     hosted = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    # Other ranks ask this store after this function has returned.
-    global _store
-    _store = store = TCPStore(host, port, is_master=rank == 0 and not hosted, wait_for_workers=False)
+    global _store, _sessions
+    if _store is None:
+        _store = TCPStore(host, port, is_master=rank == 0 and not hosted, wait_for_workers=False)
+    store = _store
     run = env.get("TORCHELASTIC_RUN_ID", "") + "/" + env.get("TORCHELASTIC_RESTART_COUNT", "0")
-    key = f"paceline/{run}"
+    key = f"paceline/{run}/{_sessions}"
+    _sessions += 1
     if rank == 0:
         local = _number(env, "LOCAL_WORLD_SIZE") in (None, workers)
         token = None if local else secrets.token_urlsafe(24)
@@ -80,7 +90,7 @@ def _under_torchrun(rank: int, workers: int) -> Run:
             address = f"{host}:{address.rpartition(':')[2]}"
         store.set(key, f"{address} {token or ''}")
     address, _, token = store.get(key).decode().partition(" ")
-    return Run(address, token or None, rank, _name(), workers)
+    return Run(address, token or None, rank, _name())
 
 
 def _start_server(workers: int, bind: str, token: str | None) -> str:
@@ -91,7 +101,8 @@ def _start_server(workers: int, bind: str, token: str | None) -> str:
         sys.executable, "-m", "paceline", "server", "--model", "offered", "--workers", str(workers),
         "--bind", bind, "--address-file", str(file),
     ]  # fmt: skip
-    env = {k: v for k, v in os.environ.items() if k not in ("PACELINE_WORKERS", "PACELINE_BIND")}
+    other_runs = ("PACELINE_WORKERS", "PACELINE_BIND", "PACELINE_TOKEN")
+    env = {name: value for name, value in os.environ.items() if name not in other_runs}
     if token is not None:
         env["PACELINE_TOKEN"] = token
     with errors.open("wb") as log:

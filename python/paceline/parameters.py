@@ -77,12 +77,15 @@ class FlatVector:
         self.presence_at = at
         self.length = at + (len(self.params) + 1 if presence else 0)
         self.has_presence = presence
-        self.values = torch.zeros(self.length)
+        self.values = torch.zeros(self.length, dtype=torch.float32, device="cpu")
         self.array: npt.NDArray[np.float32] = self.values.numpy()
         self._views = [self.values[s.range].view(s.tensor.shape) for s in self.params]
         self._sampled = torch.cat([_spread(slot) for slot in self.params])
         self._before = self.values[self._sampled]
         self._version = self.values._version
+        # Norms cost a pass over all gradients. They are taken once the loop was seen to change gradients.
+        self._takes_norms = False
+        self._norms: list[Tensor] | None = None
 
     @property
     def params_end(self) -> int:
@@ -128,45 +131,64 @@ class FlatVector:
         """Notes the mean gradients as they are, to tell later how they were changed."""
         self._before = self.values[self._sampled]
         self._version = self.values._version
+        self._norms = list(torch._foreach_norm(self._views)) if self._takes_norms else None
 
     def factor(self, params: Iterable[Tensor]) -> float | None:
         """The factor by which the gradients of ``params`` were multiplied since :meth:`remember`.
 
         Clipping by norm and unscaling multiply all gradients alike. ``None`` if they were changed in
-        another way.
+        another way, and for the first change: what to compare it with is kept from then on.
         """
         places = [self.by_param[p] for p in params if p in self.by_param and p.grad is not None]
         own = all(self.params[i].tensor.grad is self._views[i] for i in places)
         if own and self.values._version == self._version:
             return 1.0
-        before, after = self._samples(places)
-        if (before == after).all():
+        self._takes_norms = True
+        if not places:
             return 1.0
-        if not np.isfinite(after).all():
+        factor = self._sampled_factor(places)
+        return factor if factor is not None and self._agree_norms(places, factor) else None
+
+    def _sampled_factor(self, places: Sequence[int]) -> float | None:
+        """The factor between some elements before and after, exactly as torch multiplies them."""
+        pairs = self._samples(places)
+        if all(torch.equal(before, after) for before, after in pairs):
+            return 1.0
+        if not all(bool(after.isfinite().all()) for _, after in pairs):
             return None
-        largest = int(np.abs(before).argmax())
-        ratio = np.float64(after[largest]) / np.float64(before[largest])
-        for factor in _neighbours(np.float32(ratio)):
-            if (before * factor == after).all():
-                return float(factor)
+        before, after = max(pairs, key=lambda pair: float(pair[0].abs().max()))
+        largest = int(before.abs().argmax())
+        ratio = np.float32(float(after[largest]) / float(before[largest]))
+        for candidate in _neighbours(ratio, before.dtype):
+            factor = torch.tensor(candidate, dtype=torch.float32, device="cpu")
+            if all(torch.equal(before * factor, after) for before, after in pairs):
+                return float(candidate)
         return None
 
-    def _samples(
-        self, places: Sequence[int]
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        before = self._before.numpy().reshape(-1)
-        after = np.zeros_like(before)
+    def _agree_norms(self, places: Sequence[int], factor: float) -> bool:
+        """Whether no other element was changed by another factor, as far as the norms tell."""
+        if self._norms is None:
+            return False
+        grads = [self.params[place].tensor.grad for place in places]
+        after = [float(norm) for norm in torch._foreach_norm([g for g in grads if g is not None])]
+        before = [float(self._norms[place]) * factor for place in places]
+        exact = all(self.params[place].tensor.dtype is torch.float32 for place in places)
+        return bool(np.allclose(after, before, rtol=1e-6 if exact else 1e-2, atol=0.0))
+
+    def _samples(self, places: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Some elements of each gradient, as they were and as they are."""
         counts = [min(slot.size, _SAMPLES) for slot in self.params]
         starts = np.cumsum([0, *counts])
-        chosen = np.zeros(len(before), dtype=bool)
+        pairs = []
         for place in places:
             slot, part = self.params[place], slice(starts[place], starts[place + 1])
             grad = slot.tensor.grad
             assert grad is not None
-            index = self._sampled[part] - slot.offset
-            after[part] = grad.detach().reshape(-1)[index.to(grad.device)].float().cpu().numpy()
-            chosen[part] = True
-        return before[chosen], after[chosen]
+            if slot.size:
+                index = (self._sampled[part] - slot.offset).to(grad.device)
+                after = grad.detach().reshape(-1)[index].cpu()
+                pairs.append((self._before[part].to(after.dtype), after))
+        return pairs
 
 
 def as_array(tensor: Tensor) -> npt.NDArray[np.float32]:
@@ -180,8 +202,11 @@ def as_array(tensor: Tensor) -> npt.NDArray[np.float32]:
     return array
 
 
-def _neighbours(value: np.float32) -> Iterator[np.float32]:
+def _neighbours(value: np.float32, dtype: torch.dtype) -> Iterator[np.float32]:
+    """The values around ``value``, and the one that ``dtype`` rounds it to."""
     yield value
+    if dtype is not torch.float32:
+        yield np.float32(torch.tensor(value, dtype=dtype).item())
     low = high = value
     for _ in range(3):
         low, high = np.nextafter(low, np.float32(-1)), np.nextafter(high, np.float32(np.inf))
@@ -191,7 +216,7 @@ def _neighbours(value: np.float32) -> Iterator[np.float32]:
 
 def _spread(slot: Slot) -> Tensor:
     count = min(slot.size, _SAMPLES)
-    return slot.offset + torch.arange(count) * slot.size // max(count, 1)
+    return slot.offset + torch.arange(count, device="cpu") * slot.size // max(count, 1)
 
 
 def _groups(optimizers: Sequence[Optimizer]) -> dict[Tensor, int]:

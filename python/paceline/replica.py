@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,6 +17,10 @@ from . import _native
 from .errors import PacelineError
 from .parameters import FlatVector
 from .state import Json, pack, plain, unpack
+
+
+_CHECK_TURNS = 16
+"""A record has the hash of one part in this many of the state: in so many rounds all of it is compared."""
 
 
 class Replica:
@@ -62,19 +67,24 @@ class Replica:
 
         return hook
 
-    def record(self, version: int) -> bytes:
+    def record(self, version: int, epoch: int) -> bytes:
         """How this version was stepped, for workers that missed it. Begins the next record."""
         entries = [e if done else None for e, done in zip(self._entries, self.stepped)]
-        self.stepped = [False] * len(self.optimizers)
-        place = version % len(self.flat.params)
-        record = {
-            "optimizers": entries,
+        self.forget_steps()
+        turn = version % _CHECK_TURNS
+        # Where the optimizer is on the shards, no step is replayed.
+        check = [turn, self._hash_of(turn)] if any(entries) else None
+        record = {"optimizers": entries, "check": check, **self._settings(epoch)}
+        return json.dumps(record, separators=(",", ":")).encode()
+
+    def _settings(self, epoch: int) -> dict[str, Json]:
+        """What a training loop sets itself, for :meth:`follow`."""
+        return {
+            "epoch": epoch,
             "next": [_groups(optimizer) for optimizer in self.optimizers],
             "schedulers": [plain(scheduler.state_dict()) for scheduler in self.schedulers],
             "scaler": plain(self.scaler.state_dict()) if self.scaler is not None else None,
-            "check": [place, self._hash_of(place)],
         }
-        return json.dumps(record, separators=(",", ":")).encode()
 
     def replay(self, record: Json) -> bool:
         """Steps as ``record`` says; the mean gradients are in the flat vector.
@@ -94,9 +104,10 @@ class Replica:
                     self._step(optimizer, entry)
         finally:
             self.replaying = False
-        self.follow(record)
-        place, found = record["check"]
-        return bool(self._hash_of(place) == found)
+        if record["check"] is None:
+            return True
+        turn, found = record["check"]
+        return bool(self._hash_of(turn) == found)
 
     def step_alone(self) -> None:
         """Steps the mean gradients in the flat vector with this replica's own settings."""
@@ -139,9 +150,15 @@ class Replica:
         states = [_hash(self._state_of(slot.tensor)) for slot in self.flat.params]
         return [*values, *others, *states]
 
-    def _hash_of(self, place: int) -> int:
-        param = self.flat.params[place].tensor
-        return _hash([param, *self._state_of(param)])
+    def _hash_of(self, turn: int) -> int:
+        """The hash of a part of every parameter and of its optimizer state; parts take turns."""
+        parts = []
+        for slot in self.flat.params:
+            for tensor in (slot.tensor, *self._state_of(slot.tensor)):
+                flat = tensor.detach().reshape(-1)
+                size = flat.numel()
+                parts.append(flat[size * turn // _CHECK_TURNS : size * (turn + 1) // _CHECK_TURNS])
+        return _hash([part for part in parts if part.numel()])
 
     def _state_of(self, param: Tensor) -> list[Tensor]:
         tensors = []
@@ -150,7 +167,7 @@ class Replica:
             tensors += [held[key] for key in sorted(held) if isinstance(held[key], Tensor)]
         return tensors
 
-    def capture(self, version: int) -> bytearray:
+    def capture(self, version: int, epoch: int) -> bytearray:
         """The whole state after this version, as bytes."""
         tensors = dict(self._tensors())
         numbers = []
@@ -163,13 +180,7 @@ class Replica:
                         tensors[f"optimizer.{place}.{key}.{name}"] = value
                 held[name] = plain({k: v for k, v in state.items() if not isinstance(v, Tensor)})
             numbers.append(held)
-        meta = {
-            "version": version,
-            "numbers": numbers,
-            "next": [_groups(optimizer) for optimizer in self.optimizers],
-            "schedulers": [plain(scheduler.state_dict()) for scheduler in self.schedulers],
-            "scaler": plain(self.scaler.state_dict()) if self.scaler is not None else None,
-        }
+        meta = {"version": version, "numbers": numbers, **self._settings(epoch)}
         return pack(tensors, meta)
 
     def restore(self, blob: bytes | bytearray) -> tuple[int, Json]:
@@ -192,7 +203,6 @@ class Replica:
                         optimizer.state[param] = state
                     else:
                         optimizer.state.pop(param, None)
-        self.follow(meta)
         return int(meta["version"]), meta
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -236,13 +246,23 @@ def _set_groups(optimizer: Optimizer, groups: Sequence[Json]) -> None:
 
 def _update(scheduler: Any, state: Json) -> None:
     """Takes over the part of a scheduler's state that JSON could hold."""
-    whole = scheduler.state_dict()
-    for key, value in state.items():
-        if isinstance(whole.get(key), dict) and isinstance(value, dict):
-            whole[key] = {**whole[key], **value}
-        else:
-            whole[key] = value
-    scheduler.load_state_dict(whole)
+    scheduler.load_state_dict(_merged(scheduler.state_dict(), state))
+
+
+def _merged(old: Any, new: Json) -> Any:
+    """``old`` with the values of ``new``, which JSON has carried: its keys are texts."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        merged = copy.copy(old)
+        keys = {str(key): key for key in old}
+        for text, value in new.items():
+            key = keys.get(text, text)
+            merged[key] = _merged(old.get(key), value)
+        return merged
+    if isinstance(old, list | tuple) and isinstance(new, list) and len(old) == len(new):
+        # ``None`` is what JSON could not hold.
+        values = [a if b is None else _merged(a, b) for a, b in zip(old, new)]
+        return values if isinstance(old, list) else tuple(values)
+    return new
 
 
 def _keys(tensors: dict[str, Tensor], prefix: str, suffix: str) -> list[str]:

@@ -10,7 +10,11 @@ from torch.optim import Optimizer
 
 from .errors import PacelineError
 
-_IGNORED = {"params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
+_IGNORED = {
+    "params", "lr", "foreach", "fused", "capturable", "differentiable",
+    # Notes of learning-rate schedulers.
+    "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum",
+}  # fmt: skip
 """Options that do not change the result, and the learning rate, which follows every round."""
 
 

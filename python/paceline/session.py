@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import json
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
@@ -22,8 +19,8 @@ from .joining import join
 from .launch import Run, find_run
 from .parameters import FlatVector, as_array
 from .replica import Replica
+from .replication import PATIENCE, Replication
 from .server_optimizer import describe, rates
-from .state import Json
 from .step import Step, last_step
 
 log = logging.getLogger("paceline")
@@ -34,12 +31,6 @@ Work = tuple[int, int, list[tuple[int, int]]]
 
 _REJOINS = 3
 """How often a worker that contributes nothing joins again."""
-
-_PATIENCE = 0.1
-"""Seconds between two looks for Ctrl-C while the session waits."""
-
-_STATE_PATIENCE = 300.0
-"""Seconds that the state of another worker may take."""
 
 
 class _Cut(Exception):
@@ -77,6 +68,8 @@ class Session:
         self.seed = seed
         self.last: Step | None = None
         self._averages = mode == "mean"
+        # A scaler that is switched off neither scales nor skips.
+        scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if not self._averages and scaler is not None:
             raise PacelineError(
                 'GradScaler needs mode="mean": in mode "server" the shards cannot skip a step'
@@ -85,7 +78,9 @@ class Session:
             models, optimizers, by_group=not self._averages, presence=self._averages
         )
         self._replica = Replica(self._flat, models, optimizers, schedulers, scaler)
+        self._described = [] if self._averages else describe(optimizers)
         self._scaler = scaler
+        self._replication: Replication | None = None
         self._hash_every = hash_every
         self._lr_scaling = lr_scaling
         self._batch_size = batch_size
@@ -105,26 +100,22 @@ class Session:
         self._lost = False
         self._rejoins = 0
 
-        # What the coordinator has said.
-        self._state_wanted = False
-        self._state_ready: int | None = None
-        self._diverged = False
-        self._records: dict[int, bytes] = {}
-        self._records_from: int | None = None
-        self._hashed = 0
-
         # The contribution under way.
         self._written: list[bool] = [False] * len(self._flat.params)
         self._in_backward: int | None = None
         self._begun = False
         self._hands_out = False
-        self._restored: Json = None
         self._holds_mean = False
+        # In mode "server": the version that the last step loaded, and whether rounds were missed.
+        self._loaded: int | None = None
+        self._behind = False
         self._syncs = True
         self._parts = 1
         self._divisor = 1
         self._part = 0
+        self._in_parts = False
         self._part_samples = 0
+        self._finished = 0
         self._scale = 1.0
         self._overflow = False
         self._loss: Tensor | None = None
@@ -143,7 +134,7 @@ class Session:
             self._handles += [o.register_step_post_hook(self._unscale_rates) for o in optimizers]
         else:
             for optimizer in optimizers:
-                optimizer.step = self._server_step()  # type: ignore[assignment]
+                optimizer.step = self._server_step()  # type: ignore[method-assign]
         self._unscaled: list[tuple[dict[str, Any], Any]] = []
 
     # -- What the training loop calls ---------------------------------------------------------------
@@ -173,6 +164,11 @@ class Session:
 
         The first ``backward()`` after it contributes the sum.
         """
+        if self._in_parts:
+            raise PacelineError(
+                "no_sync() inside micro_batches(): micro-batches are added up without it, and the round "
+                "closes when the last one is done"
+            )
         before, self._syncs = self._syncs, False
         try:
             yield
@@ -188,13 +184,15 @@ class Session:
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
+        if not self._syncs:
+            raise PacelineError("micro_batches() inside no_sync(): give it all batches of the step at once")
         self._boundary()
         parts = list(split(batch, n))
-        self._parts, self._divisor = len(parts), n
+        self._parts, self._divisor, self._in_parts = len(parts), n, True
         try:
             for self._part, (part, samples) in enumerate(parts):
                 self._part_samples = samples
-                if self._begun and self._connected().is_cut():
+                if self._part > 0 and self._connected().is_cut():
                     break
                 yield part
                 if self._holds_mean:
@@ -203,6 +201,7 @@ class Session:
                 self._complete()
         finally:
             self._parts, self._part, self._part_samples, self._divisor = 1, 0, 0, 1
+            self._in_parts = False
 
     def loader(self, dataset: Any, batch_size: int = 1, **kwargs: Any) -> LedgerLoader:
         """A data loader whose samples the run hands out: every sample is used once per epoch.
@@ -241,6 +240,9 @@ class Session:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        if not self._averages:
+            for optimizer in self._replica.optimizers:
+                vars(optimizer).pop("step", None)
         if worker is not None:
             atexit.unregister(self.close)
             try:
@@ -259,29 +261,34 @@ class Session:
     def connect(self, samples: int | None, batch: int, ahead: int = 0) -> None:
         """Joins the run with this data; :meth:`loader` and the first ``backward()`` do it."""
         if self._worker is not None:
-            raise PacelineError("the session is connected: one loader per session")
+            raise PacelineError(
+                "the session is connected already: call session.loader() once, and before the first "
+                "forward pass in training mode"
+            )
         self._run = run = self._run or find_run()
         self._joined = (samples, batch, ahead)
-        self._workers = run.workers
-        self._reference = float(batch * run.workers)
         worker, takes_state = join(
             run,
             tensors=self._flat.tensors,
             hashes=self._replica.hashes()[: len(self._flat.tensors)],
-            optimizers=None if self._averages else describe(self._replica.optimizers),
+            optimizers=None if self._averages else self._described,
             samples=samples,
             batch=batch,
             seed=self.seed,
             epochs=self._epochs,
             settings=self._settings,
-            state=lambda: bytes(self._replica.capture(0)),
+            state=lambda: bytes(self._replica.capture(0, epoch=0)),
         )
         self._worker = worker
+        self._workers = worker.workers
+        self._reference = float(batch * worker.workers)
+        replication = Replication(worker, self._replica, self._hash_every, is_late=takes_state)
+        self._replication = replication
         self._hands_out = samples is not None
         atexit.register(self.close)
         version = worker.version
         if takes_state and self._averages:
-            version = self._take_state(at_least=version)
+            version = replication.take_state(at_least=version)
         worker.ready(version, samples, ahead)
 
     def _lose(self, base: int, error: RuntimeError) -> None:
@@ -289,11 +296,7 @@ class Session:
         joins again and takes the run's state, so what this one does to the replica does not matter."""
         log.warning("worker %d lost the run (%s): it joins again", self.number, error)
         self._lost = True
-        # An infinity makes a scaler skip the step. Without one, optimizers skip absent gradients.
-        self._overflow = self._scaler is not None
-        for slot in self._flat.params:
-            grad = torch.full_like(slot.tensor, float("inf")) if self._overflow else None
-            slot.tensor.grad = grad
+        self._skip_step()
         self.last = Step(base, False, 0.0, 0, 0.0, 0.0, "this worker lost the run")
 
     def _is_lost(self, error: RuntimeError) -> bool:
@@ -302,10 +305,9 @@ class Session:
 
     def _join_again(self) -> None:
         worker, self._worker = self._connected(), None
-        self._lost = self._overflow = self._holds_mean = self._diverged = False
-        self._state_wanted = False
-        self._records = {}
-        self._replica.stepped = [False] * len(self._replica.optimizers)
+        self._lost = self._overflow = self._holds_mean = self._behind = False
+        self._loaded = None
+        self._replica.forget_steps()
         self._rejoins += 1
         self._missed = 0
         try:
@@ -323,6 +325,11 @@ class Session:
         if self._worker is None:
             raise PacelineError("the session is closed, or not connected yet")
         return self._worker
+
+    def _connected_replication(self) -> Replication:
+        if self._replication is None:
+            raise PacelineError("the session is not connected yet")
+        return self._replication
 
     def _ended(self) -> bool:
         return self._worker is None or self._worker.ended() is not None
@@ -379,6 +386,7 @@ class Session:
         self._get_work()
         self._overflow = False
         self._begun = True
+        self._finished = 0
         self._connected().begin(self._parts)
 
     def _get_work(self) -> None:
@@ -387,8 +395,9 @@ class Session:
             self.connect(None, (self._batch_size or 1) * self.accumulate)
         if self._work is None:
             self._work = self._next_work()
-        if self._work is None:
-            raise RunEnded(f"the run is over: {self._connected().ended()}")
+            if self._work is None:
+                raise RunEnded(f"the run is over: {self._connected().ended()}")
+            self._connected_replication().enter(self._work[1], new_loop=False)
 
     def _before_forward(self, model: nn.Module, _inputs: Any) -> None:
         if model.training and torch.is_grad_enabled() and not self._hands_out and not self._begun:
@@ -407,15 +416,17 @@ class Session:
         return float((self._batch_size or 1) * self.accumulate)
 
     def _not_finite(self, name: str) -> None:
-        if self._scaler is not None:
-            self._overflow = True
-            return
-        worker, base = self._connected(), self.round
-        number = worker.number
+        if self._scaler is None:
+            self._refuse(name, "gradient")
+        self._overflow = True
+
+    def _refuse(self, name: str, what: str) -> None:
+        number, base = self.number, self.round
         self.close()
         raise PacelineError(
-            f"the gradient of `{name}` is not finite (worker {number}, round {base}). The other "
-            "workers go on without this one. Lower the learning rate, clip, or use a GradScaler"
+            f"the {what} of `{name}` is not finite (worker {number}, round {base}). The other workers go "
+            "on without this one. Lower the learning rate, clip, or give paceline.init(scaler=) your "
+            "GradScaler"
         )
 
     def _end_backward(self) -> None:
@@ -425,10 +436,32 @@ class Session:
         if self._write_rest(worker):
             samples = self._samples()
             loss = self._loss_sum(samples)
-            worker.finish(samples, loss, [] if self._averages else rates(self._replica.optimizers))
+            self._finished += 1
+            worker.finish(samples, loss, self._rates())
         self._written = [False] * len(self._flat.params)
         if self._parts == 1 or self._part == self._parts - 1:
             self._complete()
+
+    def _rates(self) -> list[float]:
+        """The learning rates of this step, in mode "server". Other options are those of the first step."""
+        if self._averages:
+            return []
+        optimizers = self._replica.optimizers
+        for first, now in zip(self._described, describe(optimizers)):
+            if first != now:
+                raise PacelineError(
+                    f"the options of the optimizer changed from {first} to {now}: in mode \"server\" only "
+                    'the learning rate may change. Use mode="mean" (or cycle_momentum=False)'
+                )
+        return rates(optimizers)
+
+    def _finish_skipped(self) -> None:
+        """Micro-batches for which the loop did not call ``backward()`` count with the weight 0."""
+        worker = self._connected()
+        while self._finished < self._parts and not worker.is_cut():
+            worker.skip(0, self._flat.length)
+            self._finished += 1
+            worker.finish(0.0, None, self._rates())
 
     def _write_rest(self, worker: _native.Worker) -> bool:
         """Writes what no hook has written: accumulated and absent gradients, statistics, presence."""
@@ -449,10 +482,11 @@ class Session:
             return not worker.is_cut()
         weight = self._samples()
         for slot in flat.buffers:
-            worker.write(slot.offset, as_array(slot.tensor), weight)
-        presence = torch.tensor([*self._written, self._overflow], dtype=torch.float32)
+            if worker.write(slot.offset, as_array(slot.tensor), weight) is False:
+                self._refuse(slot.name, "running statistics")
+        presence = torch.tensor([*self._written, self._overflow], dtype=torch.float32, device="cpu")
         if self._overflow:
-            worker.skip(0, flat.params_end)
+            worker.clear(0, flat.params_end)
         return worker.write(flat.presence_at, presence.numpy(), weight) is not None
 
     def _loss_sum(self, samples: float) -> float | None:
@@ -472,8 +506,10 @@ class Session:
     def _complete(self) -> None:
         """Waits for the round, replays rounds that were missed, and puts the mean into ``.grad``."""
         worker = self._connected()
+        replication = self._connected_replication()
         base = worker.taken()
         samples = self._samples_of_work()
+        self._finish_skipped()
         self._begun = False
         self._work = None
         worker.forget()
@@ -481,8 +517,8 @@ class Session:
             self._pending = (base, samples)
             return
         try:
-            self._wait_for_version(while_waiting=lambda: self._serve_run(base))
-            missed = self._catch_up(leave=1) + self._missed
+            self._wait_for_version(while_waiting=lambda: replication.serve(base))
+            missed = replication.catch_up(takes_last=True) + self._missed
         except RuntimeError as error:
             if not self._is_lost(error):
                 raise
@@ -491,10 +527,12 @@ class Session:
         self._rejoins = self._missed = 0
         self._replica.forget_steps()
         if worker.newest() == worker.taken():
-            # The run's state has the newest version: the step to come changes nothing.
-            self._drop_grads()
+            # This replica has the newest version already.
+            self._skip_step()
+            replication.tell_replayed(worker.taken())
             self.last = last_step(worker, base, samples, missed)
             return
+        replication.step_taken()
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         worker.take(self._flat.array)
         self._flat.remember()
@@ -506,6 +544,13 @@ class Session:
         self._mean_weight = closed[2] if closed is not None else self._reference
         self.last = last_step(worker, base, samples, missed)
 
+    def _skip_step(self) -> None:
+        """Makes the optimizer's step to come change nothing."""
+        # An infinity makes a scaler skip the step. Without one, optimizers skip absent gradients.
+        self._overflow = self._scaler is not None
+        for slot in self._flat.params:
+            slot.tensor.grad = torch.full_like(slot.tensor, float("inf")) if self._overflow else None
+
     def _samples_of_work(self) -> int:
         if self._work is None or not self._work[2]:
             return int((self._batch_size or 1) * self.accumulate)
@@ -514,109 +559,11 @@ class Session:
     def _wait_for_version(self, while_waiting: Callable[[], None]) -> None:
         worker = self._connected()
         while_waiting()
-        while worker.next_version(_PATIENCE) is None:
+        while worker.next_version(PATIENCE) is None:
             ended = worker.ended()
             if ended is not None:
                 raise RunEnded(f"the run is over: {ended}")
             while_waiting()
-
-    def _serve_run(self, version: int) -> None:
-        """While the round is open: hashes and state of the version that was stepped last."""
-        worker = self._connected()
-        self._hear()
-        if self._hash_every and version % self._hash_every == 0 and version != self._hashed:
-            self._hashed = version
-            worker.send_hashes(version, self._replica.hashes())
-        if self._state_wanted:
-            self._state_wanted = False
-            blob = bytes(self._replica.capture(version))
-            threading.Thread(target=worker.upload_state, args=(version, blob), daemon=True).start()
-
-    def _hear(self) -> None:
-        """Acts on the coordinator's messages."""
-        for kind, value in self._connected().messages():
-            if kind == "send_state":
-                self._state_wanted = True
-            elif kind == "mismatch":
-                version, places = value
-                names = [name for name, _, _ in self._flat.tensors]
-                names += [f"optimizer state of {name}" for name in names]
-                differing = ", ".join(names[place] for place in places[:3])
-                log.warning(
-                    "worker %d has other values than most workers after version %d (%s): it takes "
-                    "the run's state",
-                    self.number,
-                    version,
-                    differing,
-                )
-                self._diverged = True
-            elif kind == "records":
-                self._records_from, self._records = value
-            elif kind == "state_ready":
-                self._state_ready = value
-
-    # -- Catching up ------------------------------------------------------------------------------------
-
-    def _catch_up(self, leave: int) -> int:
-        """Replays versions until ``leave`` of them are left to take; returns how many it replayed."""
-        worker = self._connected()
-        replayed = 0
-        while True:
-            waiting = worker.newest() - worker.taken()
-            self._hear()
-            if self._diverged or (waiting > 0 and not worker.is_next_waiting()):
-                self._diverged = False
-                self._take_state(at_least=worker.newest())
-                continue
-            if waiting <= leave:
-                return replayed
-            if not self._replay_one():
-                self._diverged = True
-            replayed += 1
-
-    def _replay_one(self) -> bool:
-        worker = self._connected()
-        version = worker.taken() + 1
-        if version not in self._records:
-            self._records_from = None
-            worker.want_records(version, max(version, worker.newest() - 1))
-            self._wait_for_message(lambda: self._records_from is not None)
-            if self._records_from != version:
-                return False
-        record = self._records.pop(version, None)
-        worker.take(self._flat.array)
-        self._restored = None
-        if record is None:
-            # No other worker is left to step this version, so this worker's own settings count.
-            self._replica.step_alone()
-            return True
-        return self._replica.replay(json.loads(record))
-
-    def _wait_for_message(self, arrived: Callable[[], bool], until: float | None = None) -> None:
-        worker = self._connected()
-        while not arrived() and (until is None or time.monotonic() < until):
-            worker.wait_for_message(_PATIENCE)
-            self._hear()
-            ended = worker.ended()
-            if ended is not None and not arrived():
-                raise RunEnded(f"the run is over: {ended}")
-
-    def _take_state(self, at_least: int) -> int:
-        """Takes the run's state from another worker, by way of the server; returns its version."""
-        worker = self._connected()
-        self._state_ready = None
-        worker.want_state(at_least)
-        deadline = time.monotonic() + _STATE_PATIENCE
-        while self._state_ready is None:
-            self._wait_for_message(lambda: self._state_ready is not None, until=deadline)
-            if self._state_ready is None:
-                raise PacelineError(
-                    f"no other worker sent the run's state within {_STATE_PATIENCE:.0f} s: start this "
-                    "worker again once others train"
-                )
-        version, self._restored = self._replica.restore(worker.download_state())
-        worker.restored(version)
-        return version
 
     # -- Around the step --------------------------------------------------------------------------------
 
@@ -624,24 +571,25 @@ class Session:
         """The step on the last mean is over: its record goes to workers that will miss it."""
         if self._lost:
             self._join_again()
-        if not self._averages or self._worker is None:
+        replication = self._replication
+        if replication is None or self._worker is None:
             return
-        if self._restored is not None and not self._holds_mean:
-            # The training loop has stepped its schedulers beyond the state that it was given.
-            self._replica.follow(self._restored)
-        self._restored = None
-        if not self._holds_mean:
-            return
-        self._check_stepped()
-        self._holds_mean = False
-        version = self._worker.taken()
-        self._tell_stepped(version, self._replica.record(version))
+        if not self._averages:
+            self._follow_run(replication)
+        elif self._holds_mean:
+            self._check_stepped()
+            self._holds_mean = False
+            replication.tell_stepped(self._worker.taken())
+        else:
+            replication.begin_step()
 
-    def _tell_stepped(self, version: int, record: bytes) -> None:
-        try:
-            self._connected().stepped(version, record)
-        except RuntimeError as error:
-            log.debug("the next wait for the run says why this failed: %s", error)
+    def _follow_run(self, replication: Replication) -> None:
+        """In mode "server": gives others the learning rates after this step, or takes theirs over."""
+        if self._behind:
+            replication.follow_run()
+        elif self._loaded is not None:
+            replication.tell_stepped(self._loaded)
+        self._behind, self._loaded = False, None
 
     def _scale_rates(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if self._lr_scaling is None or self._replica.replaying or self.last is None:
@@ -672,15 +620,19 @@ class Session:
 
     def _turn(self, epoch: int | None) -> Work | None | Literal["wait"]:
         worker = self._connected()
-        turn = worker.next(_PATIENCE)
+        turn = worker.next(PATIENCE)
         if isinstance(turn, tuple):
             return turn if epoch in (None, turn[1]) else None
         if turn == "loaded":
+            replication = self._connected_replication()
             if self._averages:
-                self._missed += self._catch_up(leave=0)
-                self._tell_stepped(worker.taken(), b"")
+                self._missed += replication.catch_up(takes_last=False)
+                replication.tell_replayed(worker.taken())
             else:
                 self._load_parameters()
+                if worker.taken() > 0:
+                    replication.follow_run()
+            replication.caught_up()
         elif (ended := worker.ended()) is not None:
             if worker.lost() and (self._epochs is None or worker.epochs() < self._epochs):
                 raise RunEnded(ended)
@@ -688,7 +640,7 @@ class Session:
         elif epoch is not None and worker.epochs() > epoch and not worker.is_behind():
             return None
         if self._averages:
-            self._serve_run(worker.taken())
+            self._connected_replication().serve(worker.taken())
         return "wait"
 
     def _next_portion(self, epoch: int | None) -> Portion | None:
@@ -702,7 +654,10 @@ class Session:
                 "the last batch was not used: call backward() for every batch, or leave the loop"
             )
         self._work = self._next_work(epoch)
-        return (self._work[1], tuple(self._work[2])) if self._work is not None else None
+        if self._work is None:
+            return None
+        self._connected_replication().enter(self._work[1], new_loop=epoch is None)
+        return self._work[1], tuple(self._work[2])
 
     def _leases(self) -> list[Portion]:
         """The samples of this worker's work and of its next rounds, in order."""
@@ -738,6 +693,8 @@ class Session:
             return
         self._rejoins = 0
         self._load_parameters()
+        self._loaded = self._connected().taken()
+        self._behind = self._loaded != base + 1
         self.last = last_step(self._connected(), base, samples)
         for optimizer in self._replica.optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]

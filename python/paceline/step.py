@@ -29,11 +29,11 @@ class Step:
     """Rounds that this worker missed and has replayed before this step."""
 
 
-def last_step(worker: _native.Worker, base: int, samples: float, missed: int = 0) -> Step | None:
+def last_step(worker: _native.Worker, base: int, samples: float, missed: int = 0) -> Step:
     """The close of the round on ``base``, as a worker that was given ``samples`` samples sees it."""
     closed = worker.closed(base)
     if closed is None:
-        return None
+        return Step(base, False, 0.0, 0, 0.0, 0.0, "the round was cut too long ago", missed)
     used, accepted, weight, cut_after, reason = closed
     share = min(1.0, used / max(samples, 1))
     return Step(base, used > 0, share, accepted, weight, cut_after, reason, missed)

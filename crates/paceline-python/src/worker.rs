@@ -166,6 +166,10 @@ impl Worker {
         self.embedded.skip(at, len)
     }
 
+    fn clear(&self, at: usize, len: usize) {
+        self.embedded.clear(at, len);
+    }
+
     #[pyo3(signature = (weight, loss, rates))]
     fn finish(&self, py: Python<'_>, weight: f64, loss: Option<f64>, rates: Vec<f32>) -> bool {
         py.detach(|| self.embedded.finish(weight, loss, rates))
@@ -185,6 +189,17 @@ impl Worker {
         let closed = self.embedded.closed(Version(base))?;
         let seconds = closed.cut_after.as_secs_f64();
         Some((closed.used, closed.accepted, closed.weight, seconds, closed.reason))
+    }
+
+    /// The epoch of the round that made a version; `None` if it is not known yet.
+    fn epoch_of(&self, version: u64) -> Option<u32> {
+        self.embedded.epoch_of(Version(version))
+    }
+
+    /// Workers that the run was planned for.
+    #[getter]
+    fn workers(&self) -> u32 {
+        self.embedded.job().workers
     }
 
     fn epochs(&self) -> u32 {
@@ -330,7 +345,8 @@ fn interruptible<T: Send>(
 type Tensor = (String, Vec<usize>, u32);
 
 /// Offers a model to the server. If the offer defines the run, sends the state that `state` returns. Returns
-/// whether the worker must take the run's state.
+/// `None` if the worker keeps its own state, else the version of the run's state that it must take, and the
+/// places of tensors whose initial values differ.
 #[pyfunction]
 #[pyo3(signature = (
     address, token, *, tensors, hashes, optimizers, samples, batch, seed, micro_batches, settings, state
@@ -349,7 +365,7 @@ pub(crate) fn offer(
     micro_batches: u32,
     settings: BTreeMap<String, String>,
     state: Bound<'_, PyAny>,
-) -> PyResult<bool> {
+) -> PyResult<Option<(u64, Vec<u32>)>> {
     let spec = |(name, shape, group): Tensor| TensorSpec { name, shape, group };
     let offer = Offer {
         tensors: tensors.into_iter().map(spec).collect(),
@@ -364,12 +380,12 @@ pub(crate) fn offer(
     };
     let config = WorkerConfig { address, token, ..WorkerConfig::default() };
     match py.detach(|| state::offer(&config, &Tcp, &offer)).map_err(failed)? {
-        Offered::Keep => Ok(false),
-        Offered::Take { .. } => Ok(true),
+        Offered::Keep => Ok(None),
+        Offered::Take { version, differing } => Ok(Some((version.0, differing))),
         Offered::Define(upload) => {
             let blob: Vec<u8> = state.call0()?.extract()?;
             interruptible(py, |progress| upload.send(&blob, progress))?;
-            Ok(false)
+            Ok(None)
         }
     }
 }

@@ -87,6 +87,8 @@ pub struct Job {
     pub worker: WorkerId,
     /// Proves to shards that a data connection belongs to this worker.
     pub session: u64,
+    /// The number of workers that the run was started for.
+    pub workers: u32,
     /// Time between heartbeats.
     pub heartbeat: Duration,
     /// Seed of the run: sample order, model and data generation.

@@ -63,6 +63,8 @@ pub struct Assignment {
     pub portion: Portion,
     /// The samples, as indices into the data.
     pub samples: Arc<[u32]>,
+    /// Tells this work from other work on the same version.
+    number: u64,
 }
 
 /// What the user's loop can do next.
@@ -142,13 +144,17 @@ impl Embedded {
     /// Waits, at most for `patience`, until there is work on the version that the user's loop took last, or a
     /// version to take.
     pub fn next(&self, patience: Duration) -> Turn {
-        self.meeting.wait(patience, |state| {
+        let turn = self.meeting.wait(patience, |state| {
             if let Some(loaded) = state.loaded.front() {
                 return Some(Turn::Loaded(loaded.version));
             }
             let task = state.task.as_ref().filter(|task| task.base == state.taken);
             task.filter(|_| state.parts.is_none()).cloned().map(Turn::Work)
-        })
+        });
+        if let Turn::Work(work) = &turn {
+            self.meeting.lock().given = Some(work.number);
+        }
+        turn
     }
 
     /// Waits, at most for `patience`, until there is a version to take.
@@ -206,7 +212,7 @@ impl Embedded {
     /// Begins to compute the current work, in `parts` micro-batches. False if it is no longer wanted.
     pub fn begin(&self, parts: u32) -> bool {
         let mut state = self.meeting.lock();
-        if state.task.as_ref().is_none_or(|task| task.base != state.taken) {
+        if !state.is_wanted() {
             return false;
         }
         state.parts = Some(parts.max(1));
@@ -247,8 +253,17 @@ impl Embedded {
         true
     }
 
+    /// Removes everything that was written from element `at` on, in earlier micro-batches too where they are
+    /// added up.
+    pub fn clear(&self, at: usize, len: usize) {
+        if let Some(buffer) = &mut self.meeting.lock().buffer {
+            buffer[at..at + len].fill(0.0);
+        }
+    }
+
     /// The current micro-batch is done, with the weight of its samples, the sum of their loss if it is
-    /// known, and the learning rates if the shards step the optimizer. Returns whether the next one, or for the last one the whole contribution, may still count.
+    /// known, and the learning rates if the shards step the optimizer. Returns whether the next one, or for
+    /// the last one the whole contribution, may still count.
     pub fn finish(&self, weight: f64, loss: Option<f64>, learning_rates: Vec<f32>) -> bool {
         let mut state = self.meeting.lock();
         if state.buffer.is_none() {
@@ -266,15 +281,17 @@ impl Embedded {
         self.meeting.until(state, lent).buffer.is_some()
     }
 
-    /// Whether the work that was begun no longer counts.
+    /// Whether the work that the user's loop was given no longer counts.
     pub fn is_cut(&self) -> bool {
         let state = self.meeting.lock();
-        state.parts.is_some() && state.task.is_none() || state.ended.is_some()
+        state.given.is_some() && !state.is_wanted() || state.ended.is_some()
     }
 
-    /// Gives up the work that was begun: the worker's next contribution is for a later round.
+    /// Gives up the work that the user's loop was given: its next contribution is for a later round.
     pub fn forget(&self) {
-        self.meeting.lock().parts = None;
+        let mut state = self.meeting.lock();
+        (state.given, state.parts) = (None, None);
+        drop(state);
         self.meeting.changed.notify_all();
     }
 
@@ -286,6 +303,17 @@ impl Embedded {
     /// Epochs of which every sample was used.
     pub fn epochs(&self) -> u32 {
         self.control.mailbox.epochs()
+    }
+
+    /// The epoch of the round that made `version`. `None` until the coordinator has told of the round before.
+    pub fn epoch_of(&self, version: Version) -> Option<u32> {
+        let Some(before) = version.0.checked_sub(2).map(Version) else { return Some(0) };
+        let mailbox = &self.control.mailbox;
+        match mailbox.closed(before) {
+            Some(closed) => Some(closed.epochs),
+            None if before < self.job.version => Some(self.job.epochs),
+            None => mailbox.newest_closed().filter(|closed| *closed > before).map(|_| mailbox.epochs()),
+        }
     }
 
     /// The close of the round on `base`, if it is one of the last.
@@ -354,6 +382,10 @@ struct State {
     /// A buffer to load the next version in.
     spare: Vec<f32>,
     task: Option<Assignment>,
+    /// Tasks so far.
+    tasks: u64,
+    /// The number of the task that the user's loop was given.
+    given: Option<u64>,
     /// Micro-batches that the user's loop computes the task in, once it has begun.
     parts: Option<u32>,
     /// Micro-batches to come after the current one.
@@ -366,6 +398,13 @@ struct State {
     /// Whether the last micro-batch is done.
     complete: bool,
     ended: Option<Result<String, String>>,
+}
+
+impl State {
+    /// Whether the work that the user's loop was given still counts.
+    fn is_wanted(&self) -> bool {
+        self.task.as_ref().is_some_and(|task| Some(task.number) == self.given)
+    }
 }
 
 struct Loaded {
@@ -505,12 +544,15 @@ impl Source for UserLoop {
     }
 
     fn begin(&mut self, task: &Task, samples: &[u32], wanted: &dyn Fn() -> bool) -> Option<u32> {
-        let assignment =
-            Assignment { base: task.base, portion: task.portion.clone(), samples: samples.into() };
         // A loop that still computes something older is let finish that first.
-        drop(self.until(wanted, |state| state.parts.is_none()));
-        let mut state = self.meeting.lock();
-        state.task = Some(assignment);
+        let mut state = self.until(wanted, |state| state.parts.is_none());
+        state.tasks += 1;
+        state.task = Some(Assignment {
+            base: task.base,
+            portion: task.portion.clone(),
+            samples: samples.into(),
+            number: state.tasks,
+        });
         state.complete = false;
         self.meeting.changed.notify_all();
         drop(state);
@@ -545,7 +587,9 @@ impl Source for UserLoop {
         let mut state = self.meeting.lock();
         state.task = None;
         // A loop that has not finished learns that its work no longer counts.
-        state.parts = state.parts.filter(|_| !state.complete);
+        if state.complete {
+            (state.given, state.parts) = (None, None);
+        }
         self.meeting.changed.notify_all();
     }
 }

@@ -138,6 +138,7 @@ fn job_with(shards: u32, straggler: Straggler) -> Job {
     Job {
         worker: WorkerId(0),
         session: 7,
+        workers: 2,
         heartbeat: Duration::from_secs(3600),
         seed: 1,
         model: String::new(),

@@ -53,6 +53,7 @@ impl Run {
         Job {
             worker,
             session,
+            workers: self.config.round.expected as u32,
             heartbeat: self.config.heartbeat,
             seed: self.config.seed,
             model: self.config.model.clone(),
