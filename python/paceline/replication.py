@@ -114,7 +114,11 @@ class Replication:
 
         For runs whose optimizer is on the shards: there is nothing to replay.
         """
-        record = self._record_of(self._worker.taken(), until=time.monotonic() + _RECORD_PATIENCE)
+        try:
+            deadline = time.monotonic() + _RECORD_PATIENCE
+            record = self._record_of(self._worker.taken(), until=deadline)
+        except RunEnded:
+            return
         if record is not None:
             self._follow(json.loads(record))
             self.caught_up()

@@ -115,7 +115,7 @@ class Session:
         self._part = 0
         self._in_parts = False
         self._part_samples = 0
-        self._finished = 0
+        self._unfinished: dict[int, int] = {}
         self._scale = 1.0
         self._overflow = False
         self._loss: Tensor | None = None
@@ -189,6 +189,7 @@ class Session:
         self._boundary()
         parts = list(split(batch, n))
         self._parts, self._divisor, self._in_parts = len(parts), n, True
+        self._unfinished = {place: samples for place, (_, samples) in enumerate(parts)}
         try:
             for self._part, (part, samples) in enumerate(parts):
                 self._part_samples = samples
@@ -201,7 +202,7 @@ class Session:
                 self._complete()
         finally:
             self._parts, self._part, self._part_samples, self._divisor = 1, 0, 0, 1
-            self._in_parts = False
+            self._unfinished, self._in_parts = {}, False
 
     def loader(self, dataset: Any, batch_size: int = 1, **kwargs: Any) -> LedgerLoader:
         """A data loader whose samples the run hands out: every sample is used once per epoch.
@@ -386,7 +387,6 @@ class Session:
         self._get_work()
         self._overflow = False
         self._begun = True
-        self._finished = 0
         self._connected().begin(self._parts)
 
     def _get_work(self) -> None:
@@ -436,7 +436,7 @@ class Session:
         if self._write_rest(worker):
             samples = self._samples()
             loss = self._loss_sum(samples)
-            self._finished += 1
+            self._unfinished.pop(self._part, None)
             worker.finish(samples, loss, self._rates())
         self._written = [False] * len(self._flat.params)
         if self._parts == 1 or self._part == self._parts - 1:
@@ -456,12 +456,15 @@ class Session:
         return rates(optimizers)
 
     def _finish_skipped(self) -> None:
-        """Micro-batches for which the loop did not call ``backward()`` count with the weight 0."""
+        """Micro-batches for which the loop did not call ``backward()`` count as gradients of zero, as they
+        do where gradients are added up in ``.grad``."""
         worker = self._connected()
-        while self._finished < self._parts and not worker.is_cut():
+        for samples in self._unfinished.values():
+            if worker.is_cut():
+                break
             worker.skip(0, self._flat.length)
-            self._finished += 1
-            worker.finish(0.0, None, self._rates())
+            worker.finish(samples, None, self._rates())
+        self._unfinished = {}
 
     def _write_rest(self, worker: _native.Worker) -> bool:
         """Writes what no hook has written: accumulated and absent gradients, statistics, presence."""
@@ -638,7 +641,10 @@ class Session:
                 raise RunEnded(ended)
             return None
         elif epoch is not None and worker.epochs() > epoch and not worker.is_behind():
-            return None
+            # After the last epoch a replica stays until all have stepped its last round: a slower one may
+            # need its state.
+            if not self._averages or self._epochs is None or epoch + 1 < self._epochs:
+                return None
         if self._averages:
             self._connected_replication().serve(worker.taken())
         return "wait"

@@ -99,3 +99,59 @@ def test_the_others_go_on_without_a_worker_whose_gradient_is_not_finite(serve: A
     first, second = together(2, worker)
     assert first == (1, True)
     assert "not finite" in second
+
+
+def test_a_scaler_that_is_switched_off_does_not_spread_a_nan(serve: Any) -> None:
+    address = serve(2, policy="full").address
+
+    def worker(number: int) -> Any:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        session = paceline.init(
+            model, optimizer, scaler=scaler, server=address, policy="full", epochs=1
+        )
+        try:
+            for _, x, y in session.loader(data(), batch_size=4):
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(model(x), y)
+                if number == 1 and session.round == 2:
+                    loss = loss * float("nan")
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        except paceline.PacelineError as error:
+            return error
+        session.close()
+        return values(model)
+
+    found, error = together(2, worker)
+    assert "is not finite (worker 1, round 2)" in str(error)
+    assert all(value.isfinite().all() for value in found)
+
+
+def test_a_replica_is_repaired_under_a_scaler(serve: Any) -> None:
+    address = serve(3, policy="full").address
+
+    def worker(number: int) -> Any:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        session = paceline.init(
+            model, optimizer, scaler=scaler, server=address, policy="full", epochs=3, hash_every=1
+        )
+        loader = session.loader(data(), batch_size=4)
+        for _ in session.epochs(3):
+            for _, x, y in loader:
+                optimizer.zero_grad()
+                scaler.scale(nn.functional.mse_loss(model(x), y)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                if number == 1 and session.round == 3:
+                    nn.init.zeros_(model[0].bias)
+        session.close()
+        return values(model), scaler.get_scale()
+
+    outcomes = together(3, worker)
+    assert_identical([values for values, _ in outcomes])
+    assert [scale for _, scale in outcomes] == [1024.0] * 3

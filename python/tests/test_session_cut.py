@@ -215,3 +215,59 @@ def test_session_backward_stops_at_a_cut_and_plain_backward_runs_to_its_end(
     for (fast, _, _), (slow, _, _) in rounds:
         assert (slow.used, slow.share) == (False, 0.0)
         assert fast.weight == 8.0
+
+
+def test_a_cut_before_the_first_gradient_ends_the_step_after_one_micro_batch(serve: Any) -> None:
+    counts: list[int] = []
+
+    def compute(slow: Slow, batch: Any) -> None:
+        count = 0
+        for _, x, y in slow.session.micro_batches(batch, 4):
+            if count == 0:
+                slow.wait_for_cut()
+            count += 1
+            slow.session.backward(nn.functional.mse_loss(slow.model(x), y) / 4)
+        counts.append(count)
+
+    for _, (step, _, _) in pair(serve(2, policy="static:1").address, compute):
+        assert not step.used
+    assert counts == [1] * ROUNDS
+
+
+def test_a_micro_batch_without_backward_is_a_gradient_of_zero(serve: Any) -> None:
+    server = serve(2, policy="full")
+
+    def worker(number: int) -> Any:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session = paceline.init(model, optimizer, server=server.address, policy="full", epochs=1)
+        weights = []
+        for _, x, y in session.loader(data(), batch_size=8):
+            optimizer.zero_grad()
+            for part, (at, to) in enumerate(session.micro_batches((x, y), 4)):
+                if number == 1 and part == 1:
+                    continue
+                (nn.functional.mse_loss(model(at), to) / 4).backward()
+            optimizer.step()
+            assert session.last is not None
+            weights.append(session.last.weight)
+        session.close()
+        return values(model), weights
+
+    (found, weights), (other, _) = together(2, worker)
+    assert_identical([found, other])
+    assert weights == [16.0] * 3
+
+
+def test_no_sync_and_micro_batches_do_not_mix(serve: Any) -> None:
+    server = serve(1, policy="full")
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with paceline.init(model, optimizer, server=server.address, epochs=1) as session:
+        batch = next(iter(session.loader(data(), batch_size=8)))
+        with pytest.raises(paceline.PacelineError, match="no_sync.. inside micro_batches"):
+            for _ in session.micro_batches(batch, 2):
+                with session.no_sync():
+                    pass
+        with session.no_sync(), pytest.raises(paceline.PacelineError, match="inside no_sync"):
+            next(iter(session.micro_batches(batch, 2)))

@@ -1,0 +1,130 @@
+"""One slow worker misses rounds: its replica, its schedulers and its loss scale still follow the run.
+
+Hashes are off, so nothing repairs a replica that went wrong.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import paceline
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from workers import assert_identical, data, mlp, together, values
+
+EPOCHS = 4
+PACE = 0.004
+SLOW = 5
+
+
+def train(
+    server: Any,
+    number: int,
+    *,
+    schedule: Callable[[Any], Any],
+    by_epoch: bool = False,
+    change: Callable[[nn.Module], None] = lambda _: None,
+    make: Callable[[], nn.Module] = mlp,
+    scaler: Any = None,
+    **settings: Any,
+) -> Any:
+    """Trains as one of several workers, of which the first is slow; returns parameters, rates and counts."""
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = schedule(optimizer)
+    session = paceline.init(
+        model, optimizer, scheduler, scaler, server=server.address, epochs=EPOCHS,
+        policy="static:2", hash_every=0, **settings,
+    )  # fmt: skip
+    loader, missed, rates = session.loader(data(), batch_size=4), 0, []
+    for _ in range(EPOCHS):
+        for _, x, y in loader:
+            optimizer.zero_grad()
+            rates.append((session.round, optimizer.param_groups[0]["lr"]))
+            time.sleep(PACE * (SLOW if number == 0 else 1))
+            loss = nn.functional.mse_loss(model(x), y)
+            (scaler.scale(loss) if scaler is not None else loss).backward()
+            change(model)
+            if scaler is not None:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+            if not by_epoch:
+                scheduler.step()
+            assert session.last is not None
+            missed += session.last.missed
+        if by_epoch:
+            scheduler.step()
+    session.close()
+    return values(model), rates, missed
+
+
+def assert_follows(outcomes: list[Any], misses: bool = True) -> None:
+    assert_identical([values for values, _, _ in outcomes])
+    missed = [missed for _, _, missed in outcomes]
+    assert missed[0] > 0 or not misses, missed
+
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "step": lambda o: lr_scheduler.StepLR(o, 1, gamma=0.5),
+    "nested": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.5, 1.0, 2), lr_scheduler.MultiStepLR(o, [1], 0.1)], [1]
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step:UserWarning")
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("by_epoch", [True, False], ids=["by-epoch", "by-step"])
+def test_schedulers_follow_the_run(serve: Any, name: str, by_epoch: bool) -> None:
+    server = serve(3, policy="static:2")
+    schedule = SCHEDULES[name]
+    outcomes = together(3, lambda n: train(server, n, schedule=schedule, by_epoch=by_epoch))
+    assert_follows(outcomes)
+
+
+def constant(optimizer: Any) -> Any:
+    return lr_scheduler.ConstantLR(optimizer, 1.0)
+
+
+def mask(model: nn.Module) -> None:
+    """Zeroes part of a gradient, which no factor on all gradients explains."""
+    for param in model.parameters():
+        if param.grad is not None and param.dim() == 2:
+            param.grad[:, 1] = 0.0
+
+
+def clip(model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+
+@pytest.mark.parametrize("change", [mask, clip], ids=["mask", "clip"])
+def test_changed_gradients_are_replayed_or_the_state_is_taken(serve: Any, change: Any) -> None:
+    server = serve(3, policy="static:2")
+    outcomes = together(3, lambda n: train(server, n, schedule=constant, change=change))
+    assert_follows(outcomes, misses=change is clip)
+
+
+def test_half_precision_and_a_scaler(serve: Any) -> None:
+    server = serve(3, policy="static:2")
+
+    def worker(number: int) -> Any:
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=5)
+        return train(server, number, schedule=constant, scaler=scaler)
+
+    assert_follows(together(3, worker))
+
+
+def test_rates_of_a_slow_worker_follow_the_run_in_mode_server(serve: Any) -> None:
+    server = serve(3, policy="static:2")
+    schedule = lambda o: lr_scheduler.StepLR(o, 3, gamma=0.9)  # noqa: E731
+    outcomes = together(3, lambda n: train(server, n, schedule=schedule, mode="server"))
+    slow, *fast = (dict(rates) for _, rates, _ in outcomes)
+    expected = {number: rate for rates in fast for number, rate in rates.items()}
+    assert len(slow) < len(expected)
+    assert slow == {number: expected[number] for number in slow}
