@@ -312,7 +312,9 @@ impl Embedded {
         match mailbox.closed(before) {
             Some(closed) => Some(closed.epochs),
             None if before < self.job.version => Some(self.job.epochs),
-            None => mailbox.newest_closed().filter(|closed| *closed > before).map(|_| mailbox.epochs()),
+            None => {
+                mailbox.newest_closed().filter(|closed| *closed > before).map(|_| mailbox.epochs())
+            }
         }
     }
 
