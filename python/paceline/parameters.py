@@ -16,6 +16,9 @@ from .errors import PacelineError
 PRESENCE = "paceline.presence"
 """The tensor behind all others: which parameters had a gradient, and whether one overflowed."""
 
+_BESIDE = 1
+"""The group of values that travel with the gradients and do not count in their norm."""
+
 _TRAVELS = {torch.float32, torch.float16, torch.bfloat16}
 _SAMPLES = 8
 
@@ -72,7 +75,7 @@ class FlatVector:
             at += param.numel()
         if presence:
             for name, buffer in _running_statistics(models):
-                self.buffers.append(Slot(name, buffer, at, buffer.numel()))
+                self.buffers.append(Slot(name, buffer, at, buffer.numel(), _BESIDE))
                 at += buffer.numel()
         self.presence_at = at
         self.length = at + (len(self.params) + 1 if presence else 0)
@@ -97,7 +100,7 @@ class FlatVector:
         """Name, shape and optimizer group of every tensor, in order."""
         listed = [(s.name, list(s.tensor.shape), s.group) for s in self.params + self.buffers]
         if self.has_presence:
-            listed.append((PRESENCE, [len(self.params) + 1], 0))
+            listed.append((PRESENCE, [len(self.params) + 1], _BESIDE))
         return listed
 
     def grads(self, scale: float, overflow: bool) -> None:

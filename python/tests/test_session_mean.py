@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import paceline
@@ -148,3 +149,26 @@ def test_several_models_and_optimizers_train_in_one_session(serve: Any) -> None:
         for optimizer in optimizers:
             optimizer.step()
     assert_close(found, values(nn.ModuleList(models)), 1e-4)
+
+
+def test_norms_are_those_of_the_gradients_alone(serve: Any) -> None:
+    server = serve(2, policy="full")
+    norms: list[dict[int, float]] = [{}, {}]
+
+    def worker(number: int) -> Any:
+        model = seeded(nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.Linear(64, 1)))
+
+        def look(session: paceline.Session) -> None:
+            assert session.last is not None
+            grads = [p.grad for p in model.parameters() if p.grad is not None]
+            norms[number][session.last.round] = float(torch.cat([g.flatten() for g in grads]).norm())
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        return fit(server, model, optimizer, after_backward=look, policy="full")
+
+    together(2, worker)
+    log = (server.folder / "events.jsonl").read_text().splitlines()
+    updates = [event for event in map(json.loads, log) if event["event"] == "updated"]
+    assert len(updates) == 6
+    for event in updates:
+        assert event["gradient_norm"] == pytest.approx(norms[0][event["round"]], rel=1e-5)

@@ -44,6 +44,12 @@ impl OptimizerGroups {
         &self.0[group as usize]
     }
 
+    /// Whether the values of this group are parts of a gradient, so that they count in its norm. Where
+    /// shards average, the gradient is group 0; values of further groups only travel with it.
+    pub fn is_gradient(&self, group: u32) -> bool {
+        group == 0 || *self.of(0) != OptimizerSpec::Mean
+    }
+
     /// The vectors of state that every group's rule keeps; see [`OptimizerSpec::slot_names`].
     pub fn slot_names(&self) -> &'static [&'static str] {
         self.0[0].slot_names()

@@ -134,6 +134,11 @@ impl Layout {
         self.runs.iter().map(|&(_, group)| group as usize + 1).max().expect("there is a tensor")
     }
 
+    /// The number of elements before the first tensor of another group than the first one's.
+    pub fn first_group_elems(&self) -> usize {
+        self.runs.get(1).map_or(self.total(), |&(start, _)| start)
+    }
+
     /// The blocks of shard `shard`; empty only where there are more shards than elements.
     ///
     /// # Panics
@@ -434,6 +439,7 @@ mod tests {
         assert_eq!(blocks.collect::<Vec<_>>(), expected);
         assert_eq!((layout.shard_blocks(0), layout.shard_range(0)), (0..4, 0..8));
         assert_eq!(layout.groups(), 3);
+        assert_eq!(layout.first_group_elems(), layout.block_range(0).end);
     }
 
     prop_compose! {

@@ -190,7 +190,11 @@ pub(crate) fn run_source(
         (false, Straggler::Abort | Straggler::Finish) => Until::Cut,
     };
     let gradient = buffers.remove(0);
-    let outbox = Arc::new(Outbox::new(data, buffers, parts, until, job.norms));
+    // Where shards average, other values may follow the gradient.
+    let gradient_elems =
+        if job.follow { job.layout.first_group_elems() } else { job.layout.total() };
+    let norms = job.norms.then_some(gradient_elems);
+    let outbox = Arc::new(Outbox::new(data, buffers, parts, until, norms));
     // Workers that finish, or whose work later rounds admit, get no cuts.
     if until != Until::End && !job.straggler.keeps_work() {
         answer_cuts(Arc::clone(&outbox), Arc::clone(&mailbox), control.clone());

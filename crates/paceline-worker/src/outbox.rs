@@ -32,8 +32,9 @@ pub(crate) struct Outbox {
     /// Micro-batches of a whole task, in reports to the coordinator.
     micro_batches: u32,
     until: Until,
-    /// Whether to report norms of gradient sums.
-    norms: bool,
+    /// Elements of the gradient, whose norm is reported; those behind them only travel with it. `None` if
+    /// no norms are reported.
+    norms: Option<usize>,
 }
 
 /// The progress of the current task.
@@ -85,7 +86,7 @@ impl Outbox {
         mut buffers: Vec<Buffer>,
         micro_batches: u32,
         until: Until,
-        norms: bool,
+        norms: Option<usize>,
     ) -> Outbox {
         let sum = buffers.pop().unwrap_or_default();
         let buffers = GradientBuffers { sum, pushed: false, spare: buffers.pop() };
@@ -221,7 +222,7 @@ impl Outbox {
         if mailbox.is_over(base, until) {
             return Ok(false);
         }
-        let square = self.norms.then(|| norm_squared(&buffers.sum));
+        let square = self.norms.map(|elems| norm_squared(&buffers.sum[..elems]));
         let stale = data.stale().to_vec();
         mailbox.note_sent(base, weight);
         report(FromWorker::Done { id, weight, loss, square, stale, learning_rates })?;
@@ -310,7 +311,7 @@ mod tests {
     #[test]
     fn a_cut_is_answered_before_anything_newer_is_sent() {
         let outbox =
-            Outbox::new(DataPlane::nowhere(), vec![Buffer::default()], 2, Until::Close, false);
+            Outbox::new(DataPlane::nowhere(), vec![Buffer::default()], 2, Until::Close, None);
         let mailbox = Mailbox::default();
         let (said, heard) = mpsc::channel();
         outbox.begin(&task(1));

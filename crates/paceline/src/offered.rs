@@ -122,7 +122,12 @@ impl OfferedRun {
         let misplaced = offer.settings.keys().find(|name| NOT_OFFERED.contains(&name.as_str()));
         ensure!(misplaced.is_none(), "the setting {} is the server's", misplaced.unwrap());
         let optimizer = match &offer.update {
-            OfferedUpdate::Mean => OptimizerGroups::from(OptimizerSpec::Mean),
+            OfferedUpdate::Mean => {
+                let groups = offer.tensors.iter().map(|tensor| tensor.group as usize + 1);
+                let groups = groups.max().unwrap_or(1);
+                ensure!(groups <= 2, "a mean has one group of gradients and one of other values");
+                OptimizerGroups::new(vec![OptimizerSpec::Mean; groups])?
+            }
             OfferedUpdate::Server(optimizer) => optimizer.clone(),
         };
         let own = BTreeMap::from([

@@ -259,7 +259,10 @@ impl ShardState {
             for block in blocks {
                 self.fold_block(block, pending.iter().copied());
                 self.make_up(block, close);
-                norm += norm_squared(self.sums[block].as_deref().unwrap_or_default());
+                let group = self.spec.layout.group(self.first_block + block as u32);
+                if self.spec.optimizer.is_gradient(group) {
+                    norm += norm_squared(self.sums[block].as_deref().unwrap_or_default());
+                }
                 if let Some(apply) = apply {
                     self.update(block, apply, index);
                 }
