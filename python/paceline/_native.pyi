@@ -74,7 +74,7 @@ class Worker:
     def version(self) -> int:
         """The version of the run when the worker joined."""
 
-    def ready(self, version: int, samples: int | None, ahead: int) -> None:
+    def ready(self, version: int, samples: int | None, ahead: int, clears: bool) -> None:
         """May be given work, from this version on, with `ahead` portions leased before their rounds."""
 
     def restored(self, version: int) -> None:
