@@ -176,10 +176,14 @@ impl Loop {
         self.worker.forget();
     }
 
-    fn contribute(&self, values: &[f32]) {
-        self.begin(1);
+    fn compute(&self, values: &[f32]) {
         self.write(values, 0);
         self.finish();
+    }
+
+    fn contribute(&self, values: &[f32]) {
+        self.begin(1);
+        self.compute(values);
     }
 
     /// Waits for the next mean.
@@ -204,13 +208,20 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// The mean of one worker's round, and the bytes that it sent to each shard.
-fn alone(config: ServerConfig, clears: bool, train: impl FnOnce(&Loop)) -> (Vec<f32>, [usize; 2]) {
+/// The mean of one worker's round in `parts` micro-batches, and the bytes that it sent to each shard.
+fn alone(
+    config: ServerConfig,
+    parts: u32,
+    clears: bool,
+    compute: impl FnOnce(&Loop),
+) -> (Vec<f32>, [usize; 2]) {
     let server = Server::start(config, start());
     let each = Loop::join(&server, 0, clears);
-    train(&each);
+    each.begin(parts);
+    let before = [0, 1].map(|shard| each.meter.sent(shard));
+    compute(&each);
     let mean = each.mean();
-    let sent = [0, 1].map(|shard| each.meter.sent(shard));
+    let sent = [0, 1].map(|shard| each.meter.sent(shard) - before[shard]);
     drop(each);
     server.join().0.unwrap();
     (mean, sent)
@@ -221,9 +232,8 @@ fn blocks_leave_before_the_last_gradient_is_written_and_none_leaves_twice() {
     for wire in [WireType::F32, WireType::Half(Half::Bf16)] {
         let config = || ServerConfig { wire, ..averaging(1, "full") };
         let gradient = values(0, 0);
-        let whole = alone(config(), true, |each| each.contribute(&gradient));
-        let early = alone(config(), false, |each| {
-            each.begin(1);
+        let whole = alone(config(), 1, true, |each| each.compute(&gradient));
+        let early = alone(config(), 1, false, |each| {
             each.write_most(&gradient);
             each.write_rest(&gradient);
             each.finish();
@@ -238,8 +248,7 @@ fn of_several_micro_batches_that_add_up_only_the_last_leaves_early() {
     let mut config = averaging(1, "full");
     config.round.straggler = Straggler::Abort;
     let (first, last) = (values(0, 0), values(1, 0));
-    let contribute = |each: &Loop| {
-        each.begin(2);
+    let overlapped = |each: &Loop| {
         let sent = each.meter.sent(1);
         each.write(&first, 0);
         assert!(each.worker.finish(4.0, None, Vec::new()));
@@ -250,27 +259,24 @@ fn of_several_micro_batches_that_add_up_only_the_last_leaves_early() {
         each.worker.forget();
     };
     let plain = |each: &Loop| {
-        each.begin(2);
         for part in [&first, &last] {
             each.write(part, 0);
             each.worker.finish(4.0, None, Vec::new());
         }
         each.worker.forget();
     };
-    let early = alone(config.clone(), false, contribute);
-    assert_eq!(bits(&early.0), bits(&alone(config, true, plain).0));
+    let early = alone(config.clone(), 2, false, overlapped);
+    assert_eq!(bits(&early.0), bits(&alone(config, 2, true, plain).0));
 }
 
 #[test]
 fn a_pass_that_was_left_in_the_middle_is_replaced_by_the_next() {
     let (lost, gradient) = (vec![1e6; PARAMS], values(0, 0));
-    let whole = alone(averaging(1, "full"), true, |each| each.contribute(&gradient));
-    let again = alone(averaging(1, "full"), false, |each| {
-        each.begin(1);
+    let whole = alone(averaging(1, "full"), 1, true, |each| each.compute(&gradient));
+    let again = alone(averaging(1, "full"), 1, false, |each| {
         each.write_most(&lost);
         each.worker.restart();
-        each.write(&gradient, 0);
-        each.finish();
+        each.compute(&gradient);
     });
     assert_eq!(bits(&again.0), bits(&whole.0));
 }
@@ -278,8 +284,7 @@ fn a_pass_that_was_left_in_the_middle_is_replaced_by_the_next() {
 #[test]
 fn what_was_removed_again_has_not_left() {
     let gradient = values(0, 0);
-    let (mean, _) = alone(averaging(1, "full"), true, |each| {
-        each.begin(1);
+    let (mean, _) = alone(averaging(1, "full"), 1, true, |each| {
         each.write(&gradient, 0);
         each.worker.clear(0, SHARD);
         each.finish();
@@ -307,10 +312,10 @@ fn cut_in_the_middle(straggler: Straggler, clears: bool) -> [Vec<f32>; 2] {
         worker.contribute(&values(number, 0));
     }
     server.wait_for(|event| matches!(event, EventKind::Aborted { worker, .. } if worker.0 == 2));
+    let first = cut.mean();
     assert!(cut.worker.is_cut());
     assert_eq!(cut.worker.write(0, &poison[..BLOCK], 1.0), None);
     cut.worker.forget();
-    let first = cut.mean();
     // Its next contribution is the next round's, in which another worker is not waited for.
     assert_eq!(cut.begin(1), base.next());
     let next = values(2, 1);
@@ -346,7 +351,7 @@ fn a_cut_in_the_middle_of_a_pass_leaves_nothing_in_this_sum_or_the_next() {
 fn a_shard_that_is_lost_in_the_middle_of_a_pass_ends_the_worker() {
     let mut config = averaging(1, "full");
     config.round.quorum_grace = Duration::from_millis(1);
-    let mut server = Server::start(config, start());
+    let server = Server::start(config, start());
     let each = Loop::join_for(&server, 0, false, BLOCK);
     each.begin(1);
     each.write(&values(0, 0), BLOCK);
@@ -355,6 +360,6 @@ fn a_shard_that_is_lost_in_the_middle_of_a_pass_ends_the_worker() {
     assert!(matches!(ended, Some(Turn::Ended(Err(_)))), "{ended:?}");
     assert_eq!(each.worker.write(0, &vec![1.0; BLOCK], 1.0), None);
     drop(each);
-    server.interrupt();
-    let _ = server.join();
+    let (_, events) = server.join();
+    assert!(events.iter().any(|event| matches!(event.kind, EventKind::WorkerLeft { .. })));
 }
