@@ -74,8 +74,9 @@ class Worker:
     def version(self) -> int:
         """The version of the run when the worker joined."""
 
-    def ready(self, version: int, samples: int | None, ahead: int) -> None:
-        """May be given work, from this version on, with `ahead` portions leased before their rounds."""
+    def ready(self, version: int, samples: int | None, ahead: int, clears: bool) -> None:
+        """May be given work, from this version on, with `ahead` portions leased before their rounds. A
+        worker that `clears` may call `clear`; nothing of a gradient leaves before it is whole."""
 
     def restored(self, version: int) -> None:
         """The worker's state was replaced by the run's state of this version."""
@@ -109,7 +110,10 @@ class Worker:
         """These elements have no gradient in the current micro-batch."""
 
     def clear(self, at: int, len: int) -> None:
-        """Removes everything that was written to these elements."""
+        """Removes everything that was written to these elements. Only for a worker that `clears`."""
+
+    def restart(self) -> None:
+        """The current micro-batch is computed again from its start."""
 
     def finish(self, weight: float, loss: float | None, rates: Sequence[float]) -> bool:
         """The current micro-batch is done; returns whether the rest may still count."""

@@ -43,7 +43,7 @@ class ArraySession:
         self._worker = worker
         self._flat = np.zeros(sum(array.size for array in params.values()), np.float32)
         self._work: tuple[int, int, list[tuple[int, int]]] | None = None
-        worker.ready(worker.version, samples, 0)
+        worker.ready(worker.version, samples, 0, clears=False)
         atexit.register(self.close)
 
     def batches(self) -> Iterator[npt.NDArray[np.int64]]:

@@ -290,7 +290,8 @@ class Session:
         version = worker.version
         if takes_state and self._averages:
             version = replication.take_state(at_least=version)
-        worker.ready(version, samples, ahead)
+        # Under a loss scale a gradient is removed again if a later one overflows.
+        worker.ready(version, samples, ahead, clears=self._scaler is not None)
 
     def _lose(self, base: int, error: RuntimeError) -> None:
         """Ends a step whose contribution is lost with the connection. Before the next step the worker
@@ -364,6 +365,8 @@ class Session:
             self._check_stepped()
         if not self._begun:
             self._begin_contribution()
+        elif any(self._written):
+            self._connected().restart()
         self._in_backward = torch._C._current_graph_task_id()
         self._written = [False] * len(self._flat.params)
         self._scale = self._scaler.get_scale() if self._scaler is not None else 1.0

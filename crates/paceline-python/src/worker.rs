@@ -83,9 +83,9 @@ impl Worker {
         self.embedded.job().version.0
     }
 
-    /// May be given work, from this version on.
-    fn ready(&self, version: u64, samples: Option<u32>, ahead: u32) {
-        self.embedded.ready(Joining { version: Version(version), samples, ahead });
+    /// May be given work, from this version on. A worker that `clears` may call `clear`.
+    fn ready(&self, version: u64, samples: Option<u32>, ahead: u32, clears: bool) {
+        self.embedded.ready(Joining { version: Version(version), samples, ahead, clears });
     }
 
     fn restored(&self, version: u64) {
@@ -168,6 +168,11 @@ impl Worker {
 
     fn clear(&self, at: usize, len: usize) {
         self.embedded.clear(at, len);
+    }
+
+    /// The current micro-batch is computed again from its start.
+    fn restart(&self) {
+        self.embedded.restart();
     }
 
     #[pyo3(signature = (weight, loss, rates))]

@@ -29,7 +29,7 @@ fn join(server: &Server, wish: u32, transport: Transport) -> Embedded {
         ..WorkerConfig::default()
     };
     let worker = Embedded::join(config, Box::new(Tcp), wait_for_answers).unwrap();
-    worker.ready(Joining { version: Version(0), samples: Some(SAMPLES), ahead: 0 });
+    worker.ready(Joining { version: Version(0), samples: Some(SAMPLES), ahead: 0, clears: false });
     worker
 }
 

@@ -209,27 +209,29 @@ const MISDEEDS: &[Misdeed] = &[
         rogue.control.send(&Header::Control((4 << 20) + 1).encode());
         Version(0)
     }),
-    ("block 3 came where block 0 of shard 0 was due", |rogue| {
-        let (base, _) = rogue.ready();
-        rogue.push_block(base, &POISON, 3);
-        base
-    }),
-    ("block 4 came where block 0 of shard 0 was due", |rogue| {
+    ("block 4 is none of shard 0, which has blocks 0 to 3", |rogue| {
         let (base, _) = rogue.ready();
         let id = rogue.id(base);
         rogue.data[0].block(id, 4, &POISON[..128]);
         base
     }),
-    ("block 4294967295 came where block 4 of shard 1 was due", |rogue| {
+    ("block 4294967295 is none of shard 1, which has blocks 4 to 7", |rogue| {
         let (base, _) = rogue.ready();
         let id = rogue.id(base);
         rogue.data[1].block(id, u32::MAX, &POISON[..128]);
         base
     }),
-    ("block 0 came where block 1 of shard 0 was due", |rogue| {
+    ("block 0 of {id} came twice", |rogue| {
         let (base, _) = rogue.ready();
         rogue.push_block(base, &POISON, 0);
         rogue.push_block(base, &POISON, 0);
+        base
+    }),
+    ("block 3 of {id} came twice", |rogue| {
+        let (base, _) = rogue.ready();
+        for block in [3, 1, 3] {
+            rogue.push_block(base, &POISON, block);
+        }
         base
     }),
     ("block 0 has 127 values, expected 125", |rogue| {
@@ -418,6 +420,30 @@ fn half_a_contribution_of_one_and_half_of_another_under_its_number_are_none() {
     }
     assert_eq!(outcome.unwrap().reason, StopReason::Interrupted);
     check_descent(&events, f64::from(RATE));
+}
+
+#[test]
+fn blocks_come_in_any_order_and_an_abandoned_contribution_may_begin_again() {
+    attacked(endless(), |server| {
+        let mut worker = Rogue::join(server.address);
+        let (base, samples) = worker.ready();
+        let id = worker.id(base);
+        let slope = |value: f32| samples as f32 * (value - 1.0);
+        let gradient: Vec<f32> = worker.pull(base).into_iter().map(slope).collect();
+        for block in [2, 0, 3] {
+            worker.push_block(base, &POISON, block);
+        }
+        worker.data[0].say(&ToData::Abandon { id });
+        for block in [6, 3, 0, 7, 1, 5, 4, 2] {
+            worker.push_block(base, &gradient, block);
+        }
+        worker.done(base, f64::from(samples), f64::from(samples));
+        let counted =
+            |event: &EventKind| matches!(event, EventKind::Arrived { id: of, .. } if *of == id);
+        server.wait_for(counted);
+        worker.control.say(&FromWorker::Bye);
+        worker.ends();
+    });
 }
 
 #[test]

@@ -15,7 +15,10 @@ use paceline_wire::{
     message::{FromData, ToData},
 };
 
-use crate::buffer::Buffer;
+use crate::{
+    buffer::Buffer,
+    early::{BUCKET_ELEMS, EarlyBlock},
+};
 
 /// The connection, and the part of the parameters that it carries.
 pub(crate) struct ShardConnection {
@@ -31,8 +34,17 @@ pub(crate) struct ShardConnection {
     wire: WireType,
     /// The outgoing block as 16-bit floats, if it is sent so.
     halves: Vec<u16>,
+    /// The contribution that was begun and is not whole yet.
+    begun: Option<Begun>,
     /// The shard's published segments, if it shares memory with this worker.
     publisher: Option<Arc<Publisher>>,
+}
+
+/// A contribution of which some blocks were sent.
+struct Begun {
+    id: ContributionId,
+    /// Which of the shard's blocks were sent.
+    sent: Vec<bool>,
 }
 
 /// The writing direction of a data connection. The thread that answers cuts uses it to cancel a pull while
@@ -93,6 +105,7 @@ impl ShardConnection {
             elements: layout.shard_range(shard),
             wire,
             halves: Vec::new(),
+            begun: None,
             publisher,
         }
     }
@@ -113,6 +126,24 @@ impl ShardConnection {
 
     pub(crate) fn blocks(&self) -> u32 {
         self.blocks.len() as u32
+    }
+
+    /// The blocks that may be sent before the gradient is whole: none of a small part, or of one in shared
+    /// memory, where writing the gradient is the transfer.
+    pub(crate) fn early_blocks(&self) -> impl Iterator<Item = EarlyBlock> {
+        let pays = self.publisher.is_none() && self.elements.len() > BUCKET_ELEMS;
+        let block = |(number, elements): &(u32, Range<usize>)| EarlyBlock {
+            number: *number,
+            elements: elements.clone(),
+        };
+        self.blocks.iter().filter(move |_| pays).map(block)
+    }
+
+    /// Whether this block is the shard's.
+    pub(crate) fn has_block(&self, block: u32) -> bool {
+        self.blocks.first().zip(self.blocks.last()).is_some_and(|(first, last)| {
+            (first.0..=last.0).contains(&block)
+        })
     }
 
     /// Bytes of an answer: all values, unless they are in shared memory.
@@ -311,22 +342,54 @@ impl ShardConnection {
         if let Some(segment) = gradient.segment().filter(|_| self.publisher.is_some()) {
             return writer.message(&ToData::Push { id, segment }).map(|()| true);
         }
+        let early = self.begun.take().filter(|begun| begun.id == id);
+        let mut begun = early.is_some();
         for (i, (block, range)) in self.blocks.iter().enumerate() {
-            if i > 0 && is_over() {
+            if early.as_ref().is_some_and(|early| early.sent[i]) {
+                continue;
+            }
+            if begun && is_over() {
                 return writer.message(&ToData::Abandon { id }).map(|()| false);
             }
+            begun = true;
             let head = BlockHead { key: id.0, block: *block };
-            let values = match self.wire {
-                WireType::F32 => Values::from(&gradient[range.clone()]),
-                WireType::Half(half) => {
-                    self.halves.resize(range.len(), 0);
-                    narrow(half, &gradient[range.clone()], &mut self.halves);
-                    Values::half(half, &self.halves)
-                }
-            };
-            writer.block(head, values)?;
+            write_block(writer, head, self.wire, &gradient[range.clone()], &mut self.halves)?;
         }
         Ok(true)
+    }
+
+    /// Sends a block of a contribution before the others are computed, unless it is the last one missing: that
+    /// one leaves with [`Self::push`].
+    pub(crate) fn push_early(
+        &mut self,
+        id: ContributionId,
+        block: u32,
+        values: &[f32],
+    ) -> Result<(), FrameError> {
+        let index = (block - self.blocks[0].0) as usize;
+        let unsent = || vec![false; self.blocks.len()];
+        let Begun { sent, .. } = self.begun.get_or_insert_with(|| Begun { id, sent: unsent() });
+        if sent.iter().filter(|sent| !**sent).count() == 1 {
+            return Ok(());
+        }
+        sent[index] = true;
+        let head = BlockHead { key: id.0, block };
+        let requests = Arc::clone(&self.requests);
+        let writer = &mut requests.lock().writer;
+        write_block(writer, head, self.wire, values, &mut self.halves)
+            .map_err(|error| self.reason(error))
+    }
+
+    /// Tells the shard to drop the blocks of a contribution that is not whole, if there is one.
+    pub(crate) fn abandon(&mut self) -> Result<(), FrameError> {
+        match self.begun.take() {
+            Some(Begun { id, .. }) => {
+                let requests = Arc::clone(&self.requests);
+                let writer = &mut requests.lock().writer;
+                writer.message(&ToData::Abandon { id }).map_err(|error| self.reason(error))
+            }
+            None => Ok(()),
+        }
     }
 
     /// A shard that closes the connection sends the reason first, which is more useful than "broken pipe".
@@ -336,6 +399,25 @@ impl ShardConnection {
             _ => error,
         }
     }
+}
+
+/// Sends a block of a gradient, through `halves` if it is sent as 16-bit floats.
+fn write_block(
+    writer: &mut BlockingWriter<Box<dyn Write + Send>>,
+    head: BlockHead,
+    wire: WireType,
+    values: &[f32],
+    halves: &mut Vec<u16>,
+) -> Result<(), FrameError> {
+    let values = match wire {
+        WireType::F32 => Values::from(values),
+        WireType::Half(half) => {
+            halves.resize(values.len(), 0);
+            narrow(half, values, halves);
+            Values::half(half, halves)
+        }
+    };
+    writer.block(head, values)
 }
 
 fn unexpected(message: FromData) -> FrameError {
@@ -442,6 +524,95 @@ mod tests {
         }
         assert_eq!(read(&mut connection).unwrap(), None);
         assert_eq!(pull(&mut connection).unwrap(), Some([1.0, 1.0]));
+    }
+
+    /// What a connection has sent.
+    #[derive(Clone, Default)]
+    struct Sent(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Sent {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Sent {
+        /// The frames since the last call: the contribution, with the block's number unless it is abandoned.
+        fn take(&self) -> Vec<(u64, Option<u32>)> {
+            let bytes = std::mem::take(&mut *self.0.lock().unwrap());
+            let len = bytes.len() as u64;
+            let mut cursor = Cursor::new(bytes);
+            let mut frames = Vec::new();
+            while cursor.position() < len {
+                let mut reader = BlockingReader::new(&mut cursor);
+                frames.push(match reader.header().unwrap() {
+                    Header::Block(wire, values) => {
+                        let head = reader.block_head().unwrap();
+                        let mut bits = vec![0.0; values];
+                        reader.values(wire, &mut bits).unwrap();
+                        assert!(bits.iter().all(|value| *value == head.block as f32));
+                        (head.key, Some(head.block))
+                    }
+                    Header::Control(len) => match reader.control(len).unwrap() {
+                        ToData::Abandon { id } => (id.0, None),
+                        other => panic!("{other:?}"),
+                    },
+                    Header::Chunk(_) => panic!("a chunk"),
+                });
+            }
+            frames
+        }
+    }
+
+    /// A connection to the second of two shards, with blocks 3 to 5, and what it sends.
+    fn pushing(wire: WireType) -> (ShardConnection, Sent) {
+        let layout = Layout::new(vec![TensorSpec::new("w", [12])], 2, 2).unwrap();
+        let sent = Sent::default();
+        let reader = BlockingReader::new(Box::new(std::io::empty()) as Box<_>);
+        let writer = BlockingWriter::new(Box::new(sent.clone()) as Box<_>);
+        (ShardConnection::new(reader, writer, (&layout, 1), wire, None), sent)
+    }
+
+    /// A gradient whose values are the numbers of their blocks.
+    fn numbers() -> Buffer {
+        Buffer::Private((0..12).map(|at| (at / 2) as f32).collect())
+    }
+
+    #[test]
+    fn a_push_sends_what_has_not_left_and_the_last_block_never_leaves_early() {
+        for wire in [WireType::F32, BF16] {
+            let (mut connection, sent) = pushing(wire);
+            let id = ContributionId(7);
+            for block in [5, 3, 4] {
+                connection.push_early(id, block, &[block as f32; 2]).unwrap();
+            }
+            assert_eq!(sent.take(), [(7, Some(5)), (7, Some(3))]);
+            assert!(connection.push(id, &numbers(), || false).unwrap());
+            assert_eq!(sent.take(), [(7, Some(4))]);
+            assert!(connection.push(ContributionId(8), &numbers(), || false).unwrap());
+            assert_eq!(sent.take(), [(8, Some(3)), (8, Some(4)), (8, Some(5))]);
+        }
+    }
+
+    #[test]
+    fn what_has_left_is_abandoned_once() {
+        let (mut connection, sent) = pushing(WireType::F32);
+        let id = ContributionId(7);
+        connection.abandon().unwrap();
+        assert_eq!(sent.take(), [], "nothing has left");
+        connection.push_early(id, 4, &[4.0; 2]).unwrap();
+        assert!(!connection.push(id, &numbers(), || true).unwrap());
+        connection.abandon().unwrap();
+        assert_eq!(sent.take(), [(7, Some(4)), (7, None)]);
+        connection.push_early(id, 4, &[4.0; 2]).unwrap();
+        connection.abandon().unwrap();
+        connection.abandon().unwrap();
+        assert_eq!(sent.take(), [(7, Some(4)), (7, None)]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, thread};
 
-use paceline_core::{Enough, Version};
+use paceline_core::{ContributionId, Enough, Version};
 use paceline_shm::Reader;
 use paceline_wire::{
     Connect, FrameError, Transport,
@@ -13,6 +13,7 @@ use crate::{
     buffer::Buffer,
     client::{PullWait, WorkerConfig, handshake},
     connection::{Answer, RequestWriter, ShardConnection},
+    early::EarlyBlock,
     independent::IndependentShards,
     mailbox::{Mailbox, Task, Until},
     memory::Memory,
@@ -171,6 +172,43 @@ impl DataPlane {
         match self {
             DataPlane::Lockstep(shards) => shards.push(task, gradient, is_over),
             DataPlane::Independent(shards) => shards.push(task, gradient).map(|()| true),
+        }
+    }
+
+    /// The blocks that may be sent before their gradient is whole, in the order of their elements.
+    pub(crate) fn early_blocks(&self) -> Vec<EarlyBlock> {
+        match self {
+            DataPlane::Lockstep(shards) => {
+                shards.connections.iter().flat_map(ShardConnection::early_blocks).collect()
+            }
+            DataPlane::Independent(_) => Vec::new(),
+        }
+    }
+
+    /// Sends one of the [`Self::early_blocks`] of a contribution. The rest leaves with [`Self::push`], unless
+    /// [`Self::abandon`] ends it.
+    pub(crate) fn push_early(
+        &mut self,
+        id: ContributionId,
+        block: u32,
+        values: &[f32],
+    ) -> Result<(), FrameError> {
+        let shard = match self {
+            DataPlane::Lockstep(shards) => {
+                shards.connections.iter_mut().find(|shard| shard.has_block(block))
+            }
+            DataPlane::Independent(_) => None,
+        };
+        shard.map_or(Ok(()), |shard| shard.push_early(id, block, values))
+    }
+
+    /// Tells the shards to drop the blocks that were sent early.
+    pub(crate) fn abandon(&mut self) -> Result<(), FrameError> {
+        match self {
+            DataPlane::Lockstep(shards) => {
+                shards.connections.iter_mut().try_for_each(ShardConnection::abandon)
+            }
+            DataPlane::Independent(_) => Ok(()),
         }
     }
 }

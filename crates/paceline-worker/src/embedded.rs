@@ -10,6 +10,7 @@
 
 use std::{
     collections::VecDeque,
+    ops::Range,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
     thread::{self, JoinHandle},
     time::Duration,
@@ -19,13 +20,14 @@ use paceline_core::{Portion, Version};
 use paceline_params::{add_scaled, all_finite, copy_scaled};
 use paceline_shm::Kept;
 use paceline_wire::{
-    Connect,
+    Connect, FrameError,
     message::{FromWorker, Job, ToWorker},
 };
 
 use crate::{
     buffer::Buffer,
     client::{Control, Prepared, PullWait, WorkerConfig, WorkerError, run_source},
+    early::{EarlyBlock, EarlyPush, WholeBlocks},
     mailbox::{Closed, Task},
     work::{Finished, Source, Tally},
 };
@@ -52,6 +54,9 @@ pub struct Joining {
     pub samples: Option<u32>,
     /// Portions to lease before their rounds.
     pub ahead: u32,
+    /// Whether it may [`clear`](Embedded::clear) what it has written. Blocks then leave only once the
+    /// contribution is whole.
+    pub clears: bool,
 }
 
 /// Work for the user's loop.
@@ -95,9 +100,9 @@ impl Embedded {
             let meeting = Arc::clone(&here);
             let outcome = run_source(&config, &*connect, wait, move |job, control| {
                 let _ = joined.send((job.clone(), control.clone()));
-                let Joining { version, samples, ahead } =
-                    starts.recv().map_err(|_| "the training loop ended".to_owned())?;
-                Ok(meeting.prepare(job, version, samples, ahead))
+                let joining = starts.recv();
+                let joining = joining.map_err(|_| "the training loop ended".to_owned())?;
+                Ok(meeting.prepare(job, joining))
             });
             here.end(&outcome);
             outcome
@@ -227,7 +232,8 @@ impl Embedded {
     }
 
     /// Adds `scale` times `values` to the gradient of the current micro-batch, from element `at` on, which
-    /// gets no other values. Returns whether all of it is finite; `None` if the work is no longer wanted.
+    /// gets no other values: over TCP they may leave at once. Returns whether all of it is finite; `None` if the
+    /// work is no longer wanted.
     ///
     /// # Panics
     /// If `values` reaches past the end.
@@ -235,11 +241,23 @@ impl Embedded {
         let mut state = self.meeting.lock();
         let adds = state.adds;
         let part = &mut state.buffer.as_mut()?[at..at + values.len()];
-        if !adds {
-            return Some(copy_scaled(part, scale, values));
+        let finite = if adds {
+            add_scaled(part, scale, values);
+            all_finite(part).is_ok()
+        } else {
+            copy_scaled(part, scale, values)
+        };
+        // Values that are not finite never leave early: the loop may still give up the contribution.
+        if finite {
+            self.meeting.note_written(&mut state, at..at + values.len());
         }
-        add_scaled(part, scale, values);
-        Some(all_finite(part).is_ok())
+        Some(finite)
+    }
+
+    /// The current micro-batch is computed again from its start: the pass that wrote some of its gradient ended
+    /// before its end.
+    pub fn restart(&self) {
+        self.meeting.lock().whole.withdraw();
     }
 
     /// The elements from `at` on have no gradient in the current micro-batch.
@@ -250,11 +268,12 @@ impl Embedded {
         if !adds {
             buffer[at..at + len].fill(0.0);
         }
+        self.meeting.note_written(&mut state, at..at + len);
         true
     }
 
     /// Removes everything that was written from element `at` on, in earlier micro-batches too where they are
-    /// added up.
+    /// added up. Only for workers that joined with [`Joining::clears`]: else it may have left already.
     pub fn clear(&self, at: usize, len: usize) {
         if let Some(buffer) = &mut self.meeting.lock().buffer {
             buffer[at..at + len].fill(0.0);
@@ -396,6 +415,8 @@ struct State {
     buffer: Option<Buffer>,
     /// Whether values are added to the micro-batches before.
     adds: bool,
+    /// What can be sent of the gradient while the user's loop writes the rest.
+    whole: WholeBlocks,
     finished: Option<Finished>,
     /// Whether the last micro-batch is done.
     complete: bool,
@@ -447,19 +468,27 @@ impl Rendezvous {
         turn(&state).or_else(ended).unwrap_or(Turn::Nothing)
     }
 
-    fn prepare(
-        self: Arc<Self>,
-        job: &Job,
-        version: Version,
-        samples: Option<u32>,
-        ahead: u32,
-    ) -> Prepared {
+    /// These elements of the gradient are final.
+    fn note_written(&self, state: &mut State, written: Range<usize>) {
+        if state.whole.note(written) {
+            self.changed.notify_all();
+        }
+    }
+
+    fn prepare(self: Arc<Self>, job: &Job, joining: Joining) -> Prepared {
+        let Joining { version, samples, ahead, clears } = joining;
         let mut state = self.lock();
         (state.taken, state.newest) = (version, version);
         drop(state);
         let version_bytes = job.layout.total().max(1) * size_of::<f32>();
         let most_waiting = (WAITING_BYTES / version_bytes).clamp(4, 64);
-        let source = UserLoop { meeting: self, keeps_all: job.follow, most_waiting };
+        let source = UserLoop {
+            meeting: self,
+            keeps_all: job.follow,
+            most_waiting,
+            clears,
+            block: Vec::new(),
+        };
         Prepared { source: Box::new(source), costs: None, samples, ahead }
     }
 
@@ -480,6 +509,11 @@ struct UserLoop {
     keeps_all: bool,
     /// Versions that may wait for the user's loop.
     most_waiting: usize,
+    /// Whether what is written may be cleared again.
+    clears: bool,
+    /// Values of the block that is being sent. A copy, still in the cache, so that the user's loop can write
+    /// meanwhile.
+    block: Vec<f32>,
 }
 
 impl UserLoop {
@@ -492,6 +526,42 @@ impl UserLoop {
         let waits = |state: &mut State| wanted() && !ready(state);
         let waited = self.meeting.changed.wait_while(self.meeting.lock(), waits);
         waited.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends blocks as they become whole, until the micro-batch is done or no longer `wanted`.
+    fn send_early(
+        &mut self,
+        early: EarlyPush<'_>,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<(), FrameError> {
+        loop {
+            let due = |state: &State| state.finished.is_some() || state.whole.is_due();
+            if !due(&self.until(wanted, due)) {
+                return Ok(());
+            }
+            while let Some(block) = self.take_block() {
+                if !wanted() || !early.send(block, &self.block)? {
+                    return Ok(());
+                }
+            }
+            if self.meeting.lock().finished.is_some() {
+                break;
+            }
+        }
+        if self.meeting.lock().whole.is_withdrawn() { early.withdraw() } else { Ok(()) }
+    }
+
+    /// Copies the next block to send, unless the micro-batch is done: the rest then leaves from where it is.
+    /// Returns its number.
+    fn take_block(&mut self) -> Option<u32> {
+        let mut state = self.meeting.lock();
+        if state.finished.is_some() {
+            return None;
+        }
+        let EarlyBlock { number, elements } = state.whole.pop()?;
+        self.block.clear();
+        self.block.extend_from_slice(&state.buffer.as_ref()?[elements]);
+        Some(number)
     }
 }
 
@@ -569,20 +639,25 @@ impl Source for UserLoop {
         _samples: &[u32],
         gradient: &mut Buffer,
         first: bool,
+        early: Option<EarlyPush<'_>>,
         wanted: &dyn Fn() -> bool,
-    ) -> Option<Finished> {
+    ) -> Result<Option<Finished>, FrameError> {
+        let early = early.filter(|_| !self.clears);
         let mut state = self.meeting.lock();
         state.left -= 1;
         state.adds = !first;
+        state.whole.begin(early.map(|early| early.blocks()).unwrap_or_default());
         state.buffer = Some(std::mem::take(gradient));
         self.meeting.changed.notify_all();
         drop(state);
-        let mut state = self.until(wanted, |state| state.finished.is_some());
+        let sent = early.map_or(Ok(()), |early| self.send_early(early, wanted));
+        let mut state = self.until(&|| sent.is_ok() && wanted(), |state| state.finished.is_some());
         *gradient = state.buffer.take().unwrap_or_default();
         let finished = state.finished.take();
         state.complete = finished.is_some() && state.left == 0;
         self.meeting.changed.notify_all();
-        finished
+        drop(state);
+        sent.map(|()| finished)
     }
 
     fn end(&mut self) {

@@ -8,6 +8,7 @@ mod buffer;
 mod client;
 mod connection;
 mod data;
+mod early;
 mod embedded;
 mod faults;
 mod independent;

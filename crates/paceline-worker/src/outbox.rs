@@ -6,9 +6,10 @@
 //!
 //! Two locks keep these threads apart. `progress` is held only briefly, so a cut is answered whatever the
 //! other thread does. `transfer` is held through pulls and pushes. A thread that needs both takes `progress`
-//! first, and only while a task is being computed: `transfer` is free then.
+//! first, and only while a task is being computed: `transfer` is free then, or held for one block that leaves
+//! early.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use paceline_core::Version;
 use paceline_params::{add_scaled, norm_squared};
@@ -17,6 +18,7 @@ use paceline_wire::{FrameError, message::FromWorker};
 use crate::{
     buffer::Buffer,
     data::{DataPlane, PullCanceller, Pulled},
+    early::{EarlyBlock, EarlyPush},
     mailbox::{Mailbox, Task, Until},
     work::{Finished, Source, part_of},
 };
@@ -29,6 +31,7 @@ pub(crate) struct Outbox {
     progress: Mutex<Progress>,
     transfer: Mutex<Transfer>,
     canceller: PullCanceller,
+    early: Arc<[EarlyBlock]>,
     /// Micro-batches of a whole task, in reports to the coordinator.
     micro_batches: u32,
     until: Until,
@@ -93,6 +96,7 @@ impl Outbox {
         Outbox {
             progress: Mutex::default(),
             canceller: data.canceller(),
+            early: data.early_blocks().into(),
             transfer: Mutex::new(Transfer { data, buffers }),
             micro_batches,
             until,
@@ -152,6 +156,39 @@ impl Outbox {
         }
     }
 
+    /// The right to send blocks before all of the gradient is computed, in the last micro-batch of `task` if
+    /// they are added up, where the shards have room for every worker at once.
+    pub(crate) fn early_push(&self, task: &Task) -> Option<EarlyPush<'_>> {
+        let may = task.push_at_once && !self.early.is_empty();
+        may.then_some(EarlyPush { outbox: self, base: task.base })
+    }
+
+    pub(crate) fn early_blocks(&self) -> Arc<[EarlyBlock]> {
+        Arc::clone(&self.early)
+    }
+
+    /// Sends a block of the task from `base`. False if the task is over: another thread has reported on it.
+    pub(crate) fn send_early(
+        &self,
+        base: Version,
+        block: u32,
+        values: &[f32],
+    ) -> Result<bool, FrameError> {
+        let progress = self.progress();
+        let Some(id) = progress.task.as_ref().filter(|task| task.base == base).map(|task| task.id)
+        else {
+            return Ok(false);
+        };
+        let mut transfer = self.transfer();
+        drop(progress);
+        transfer.data.push_early(id, block, values).map(|()| true)
+    }
+
+    /// Takes back the blocks that were sent early: their values have changed.
+    pub(crate) fn withdraw_early(&self) -> Result<(), FrameError> {
+        self.transfer().data.abandon()
+    }
+
     /// A micro-batch is done. `gradient` is its sum where micro-batches count one by one, else the sum of all
     /// so far. False if further work can no longer count: the finished part has been sent.
     pub(crate) fn add(&self, finished: Finished, gradient: &mut Buffer) -> bool {
@@ -205,6 +242,7 @@ impl Outbox {
         let counts = if self.salvages() { finished.weight > 0.0 } else { whole };
         let sent = counts && self.send_finished(transfer, &task, finished, mailbox, report)?;
         if !sent {
+            transfer.data.abandon()?;
             report(FromWorker::Aborted { id: task.id, done })?;
         }
         Ok(Some(sent))

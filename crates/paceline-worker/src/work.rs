@@ -12,6 +12,7 @@ use paceline_wire::{FrameError, message::FromWorker};
 use crate::{
     buffer::Buffer,
     data::Pulled,
+    early::EarlyPush,
     faults::WorkerFaults,
     mailbox::{Mailbox, Task},
     outbox::{Outbox, Report},
@@ -86,14 +87,16 @@ pub(crate) trait Source {
     fn begin(&mut self, _task: &Task, samples: &[u32], wanted: &dyn Fn() -> bool) -> Option<u32>;
 
     /// Computes the next micro-batch, on `samples`, for as long as it is `wanted`. `first` says that
-    /// `gradient` holds the values of another task or micro-batch; else the sum goes on.
+    /// `gradient` holds the values of another task or micro-batch; else the sum goes on. Values that are final
+    /// may be sent with `early`, if it is given. An error is one of sending them.
     fn part(
         &mut self,
         samples: &[u32],
         gradient: &mut Buffer,
         first: bool,
+        early: Option<EarlyPush<'_>>,
         wanted: &dyn Fn() -> bool,
-    ) -> Option<Finished>;
+    ) -> Result<Option<Finished>, FrameError>;
 
     /// The task is over: computed, or no longer wanted.
     fn end(&mut self) {}
@@ -138,14 +141,15 @@ impl Source for Native {
         samples: &[u32],
         gradient: &mut Buffer,
         first: bool,
+        _early: Option<EarlyPush<'_>>,
         wanted: &dyn Fn() -> bool,
-    ) -> Option<Finished> {
+    ) -> Result<Option<Finished>, FrameError> {
         if first {
             self.compute.clear(gradient);
         }
-        let loss = self.compute.gradient_while(samples, gradient, wanted)?;
+        let loss = self.compute.gradient_while(samples, gradient, wanted);
         let weight = samples.len() as f64;
-        Some(Finished { weight, loss: Some(loss), learning_rates: Vec::new() })
+        Ok(loss.map(|loss| Finished { weight, loss: Some(loss), learning_rates: Vec::new() }))
     }
 }
 
@@ -294,7 +298,9 @@ impl TaskRunner<'_> {
                 None => micro.len() as f64 / f64::from(self.batch.max(1)),
             };
             let began = Instant::now();
-            let finished = self.source.part(micro, &mut self.gradient, first, &wanted);
+            let is_final = parts == 1 || !self.outbox.salvages() && part + 1 == parts;
+            let early = self.outbox.early_push(task).filter(|_| is_final);
+            let finished = self.source.part(micro, &mut self.gradient, first, early, &wanted)?;
             let rest = |time| self.mailbox.rest(*base, time);
             let faults = self.faults.as_mut();
             let usable =

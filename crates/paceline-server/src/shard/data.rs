@@ -1,6 +1,7 @@
 //! A worker's data connection: gradients in, parameters out.
 
 use std::{
+    ops::Range,
     pin::{Pin, pin},
     sync::{
         Arc,
@@ -41,8 +42,10 @@ const OVERDUE: Duration = Duration::from_millis(100);
 pub(crate) enum DataError {
     #[error(transparent)]
     Frame(#[from] FrameError),
-    #[error("block {got} came where block {expected} of shard {shard} was due")]
-    WrongBlock { got: u32, expected: u32, shard: u32 },
+    #[error("block {got} is none of shard {shard}, which has blocks {} to {}", .blocks.start, .blocks.end - 1)]
+    WrongBlock { got: u32, shard: u32, blocks: Range<u32> },
+    #[error("block {block} of {id} came twice")]
+    Repeated { block: u32, id: ContributionId },
     #[error("block {block} came as {got}, this run's wire type is {expected}")]
     WrongType { block: u32, got: WireType, expected: WireType },
     #[error("block {block} has {got} values, expected {expected}")]
@@ -91,7 +94,10 @@ impl DataError {
 /// A contribution of which some blocks have arrived.
 struct Partial {
     id: ContributionId,
-    parts: Vec<Lease>,
+    /// The shard's blocks, where they have arrived.
+    parts: Vec<Option<Lease>>,
+    /// Blocks that have not arrived.
+    missing: usize,
     place: Place,
 }
 
@@ -103,7 +109,7 @@ pub(crate) struct DataConnection<R, W> {
     shard: mpsc::Sender<ShardInbox>,
     reader: FrameReader<R>,
     writer: FrameWriter<W>,
-    /// Its last contribution.
+    /// Its last contribution that was whole.
     last: Option<ContributionId>,
     turn: Arc<Semaphore>,
     /// The listener over which the worker may share memory, until it does.
@@ -197,17 +203,25 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
     ) -> Result<Option<Partial>, DataError> {
         let head = self.reader.block_head().await?;
         let id = ContributionId(head.key);
-        let due = self.store.layout.shard_blocks(self.store.index);
-        let expected = due.start + partial.as_ref().map_or(0, |p| p.parts.len() as u32);
-        check_block(&self.store, head.block, expected, (wire, values))?;
+        let blocks = self.store.layout.shard_blocks(self.store.index);
+        check_block(&self.store, head.block, &blocks, (wire, values))?;
         let mut partial = match partial {
             Some(partial) if partial.id == id => partial,
             Some(partial) => {
                 let (block, expected) = (head.block, partial.id);
                 return Err(DataError::Mixed { block, got: id, expected });
             }
-            None => Partial { id, parts: Vec::new(), place: self.begin(id).await? },
+            None => Partial {
+                id,
+                place: self.begin(id).await?,
+                parts: blocks.clone().map(|_| None).collect(),
+                missing: blocks.len(),
+            },
         };
+        let here = &mut partial.parts[(head.block - blocks.start) as usize];
+        if here.is_some() {
+            return Err(DataError::Repeated { block: head.block, id });
+        }
         let mut part = self.store.pool.lease(values).expect("a place has room for every block");
         self.reader.values(wire, &mut part).await?;
         // Counted before the shard learns of it, or its round might end without these bytes.
@@ -216,15 +230,18 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         self.store.traffic.received(bytes);
         let at = self.store.layout.block_range(head.block).start;
         check_finite(&self.store.layout, wire, at, id, &part)?;
-        partial.parts.push(part);
-        if partial.parts.len() < due.len() {
+        *here = Some(part);
+        partial.missing -= 1;
+        if partial.missing > 0 {
             return Ok(Some(partial));
         }
-        self.stage(id, Parts::Received(partial.parts), partial.place)?;
+        let parts = partial.parts.into_iter().flatten().collect();
+        self.stage(id, Parts::Received(parts), partial.place)?;
         Ok(None)
     }
 
-    fn stage(&self, id: ContributionId, parts: Parts, place: Place) -> Result<(), DataError> {
+    fn stage(&mut self, id: ContributionId, parts: Parts, place: Place) -> Result<(), DataError> {
+        self.last = Some(id);
         let (worker, session) = (self.worker, self.session);
         let staged = Staged { worker, id, session, parts, _place: Some(place) };
         self.shard.send(ShardInbox::Staged(staged)).map_err(|_| DataError::Stopped)?;
@@ -251,11 +268,11 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         self.stage(id, Parts::Mapped { view, share: 1.0 }, place)
     }
 
-    /// Waits for a place. Ids only increase, so a contribution that is pushed twice counts once.
+    /// Waits for a place. Ids of whole contributions only increase, so one that is pushed twice counts once. One
+    /// that was abandoned may begin again.
     async fn begin(&mut self, id: ContributionId) -> Result<Place, DataError> {
-        match self.last.replace(id) {
-            Some(last) if id <= last => return Err(DataError::Backwards { got: id, last }),
-            _ => {}
+        if let Some(last) = self.last.filter(|last| id <= *last) {
+            return Err(DataError::Backwards { got: id, last });
         }
         Ok(Place { _turn: permit(&self.turn).await?, _room: permit(&self.store.room).await? })
     }
@@ -431,11 +448,11 @@ async fn permit(of: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, DataError> 
 fn check_block(
     store: &Store,
     got: u32,
-    expected: u32,
+    blocks: &Range<u32>,
     (wire, values): (WireType, usize),
 ) -> Result<(), DataError> {
-    if got != expected || got >= store.layout.blocks() {
-        return Err(DataError::WrongBlock { got, expected, shard: store.index });
+    if !blocks.contains(&got) {
+        return Err(DataError::WrongBlock { got, shard: store.index, blocks: blocks.clone() });
     }
     if wire != store.wire {
         return Err(DataError::WrongType { block: got, got: wire, expected: store.wire });
