@@ -94,8 +94,9 @@ impl Offer {
             None => "that of a stream".to_owned(),
         };
         let fact = |what: &str, of: &dyn Fn(&Offer) -> String| self.other_fact(run, what, of);
-        self.other_tensor(run)
-            .or_else(|| fact("the update", &|offer| offer.update.to_string()))
+        // Another update may have other tensors.
+        fact("the update", &|offer| offer.update.to_string())
+            .or_else(|| self.other_tensor(run))
             .or_else(|| fact("the number of samples", &samples))
             .or_else(|| fact("the batch size", &|offer| offer.batch.to_string()))
             .or_else(|| {
