@@ -154,7 +154,9 @@ fn commands_go_on_with_the_model_that_they_offered() {
     let more = resume("--workers 1 --rounds 12 --shards 1 --json").ok().json();
     assert_eq!((&more["rounds"], &more["version"]), (&4.into(), &12.into()));
     assert_eq!(more["samples"]["used"], 8 * 2 * 8 + 4 * 8);
-    resume("").failed(3, &["the run run is finished: 12 rounds are done"]);
+    resume("").failed(3, &["a worker's last words"]);
+    let log = std::fs::read_to_string(place.path("runs/run/workers/w0.log")).unwrap();
+    assert!(log.contains("the run run is finished: 12 rounds are done"), "{log}");
     place.run("train --resume run").failed(2, &["give --command"]);
     place.run("train --name own --rounds 2 --workers 1 --model softmax").ok();
     let own = with_command(&place, "train", "--resume own").output().unwrap();
