@@ -51,7 +51,7 @@ def find_run() -> Run:
     """The run that this process belongs to.
 
     ``PACELINE_SERVER`` names a server. Under torchrun, rank 0 starts one and tells the other ranks. Under
-    plain ``python`` the run has one worker.
+    plain ``python`` the run has one worker. ``PACELINE_RESUME`` names the run that a new server resumes.
     """
     env = os.environ
     if address := env.get("PACELINE_SERVER"):
@@ -101,6 +101,8 @@ def _start_server(workers: int, bind: str, token: str | None) -> str:
         sys.executable, "-m", "paceline", "server", "--model", "offered", "--workers", str(workers),
         "--bind", bind, "--address-file", str(file),
     ]  # fmt: skip
+    if run := os.environ.get("PACELINE_RESUME"):
+        command += ["--resume", run]
     other_runs = ("PACELINE_WORKERS", "PACELINE_BIND", "PACELINE_TOKEN")
     env = {name: value for name, value in os.environ.items() if name not in other_runs}
     if token is not None:

@@ -180,12 +180,18 @@ class Replica:
                         tensors[f"optimizer.{place}.{key}.{name}"] = value
                 held[name] = plain({k: v for k, v in state.items() if not isinstance(v, Tensor)})
             numbers.append(held)
-        meta = {"version": version, "numbers": numbers, **self._settings(epoch)}
+        kinds = _kinds(self.optimizers)
+        meta = {"version": version, "kinds": kinds, "numbers": numbers, **self._settings(epoch)}
         return pack(tensors, meta)
 
     def restore(self, blob: bytes | bytearray) -> tuple[int, Json]:
         """Takes over a state; returns its version, and its settings for :meth:`follow`."""
         tensors, meta = unpack(blob)
+        if (kinds := _kinds(self.optimizers)) != meta["kinds"]:
+            raise PacelineError(
+                f"the run's state is of {' and '.join(meta['kinds'])}, and this worker trains with "
+                f"{' and '.join(kinds)}: give every worker the optimizers that the run began with"
+            )
         with torch.no_grad():
             for name, tensor in self._tensors():
                 tensor.copy_(_named(tensors, name))
@@ -219,6 +225,10 @@ class Replica:
         for param in _params(optimizer):
             if param in named:
                 yield named[param], param
+
+
+def _kinds(optimizers: Sequence[Optimizer]) -> list[str]:
+    return [type(optimizer).__name__ for optimizer in optimizers]
 
 
 def _params(optimizer: Optimizer) -> list[Tensor]:

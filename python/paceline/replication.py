@@ -50,23 +50,32 @@ class Replication:
         self._is_late = is_late
         # The last record or state, while the training loop may step schedulers beyond it.
         self._follows: Json = None
+        # The last version whose record was followed instead of a step.
+        self._followed: int | None = None
+
+        self.unfinished: int | None = None
+        """The epoch that the state of a joining worker is at the end of: no sample of it is left, but the
+        loop that the state is from had not done yet what it does after an epoch."""
 
         # What the coordinator has said.
-        self._state_wanted = False
+        self._state_wanted: int | None = None
         self._state_ready: int | None = None
         self._records: dict[int, bytes] = {}
         self._records_from: int | None = None
 
-    def serve(self, version: int) -> None:
-        """While the round is open: hashes and state of the version that was stepped last."""
+    def serve(self, version: int, *, new_loop: bool = False) -> None:
+        """While the round is open: hashes and state of the version that was stepped last.
+
+        ``new_loop`` says that the training loop waits for the first batch of a loop over the data.
+        """
         worker = self._worker
         self._hear()
         if self._hash_every and version % self._hash_every == 0 and version != self._hashed:
             self._hashed = version
             worker.send_hashes(version, self._replica.hashes())
-        if self._state_wanted:
-            self._state_wanted = False
-            blob = bytes(self._replica.capture(version, self._epoch))
+        if self._state_wanted is not None and version >= self._state_wanted:
+            self._state_wanted = None
+            blob = bytes(self._replica.capture(version, self._epoch_of_settings(new_loop)))
             threading.Thread(target=worker.upload_state, args=(version, blob), daemon=True).start()
 
     # -- Catching up ------------------------------------------------------------------------------------
@@ -109,19 +118,47 @@ class Replication:
         worker.restored(version)
         return version
 
-    def follow_run(self) -> None:
-        """Takes over the schedulers of the run where this worker has loaded a version that it missed.
+    def join_run(self, version: int, *, has_optimizer: bool, begins: bool) -> int:
+        """Takes over the run's state of this version or a newer one; returns the version.
+
+        ``begins`` says that the training loop has not begun: it may have to end an epoch first.
+        """
+        taken = version
+        if has_optimizer:
+            taken = self.take_state(at_least=version)
+        elif version > 0:
+            self.follow_run(version)
+        ends = taken == version and self._settings_epoch == self._worker.epochs() - 1
+        self.unfinished = self._settings_epoch if begins and ends else None
+        return taken
+
+    def follow_run(self, version: int) -> None:
+        """Takes over the schedulers of the run where this worker loads a version that it missed.
 
         For runs whose optimizer is on the shards: there is nothing to replay.
         """
+        if version == self._followed:
+            return
         try:
             deadline = time.monotonic() + _RECORD_PATIENCE
-            record = self._record_of(self._worker.taken(), until=deadline)
+            record = self._record_of(version, until=deadline)
         except RunEnded:
             return
         if record is not None:
+            self._followed = version
             self._follow(json.loads(record))
             self.caught_up()
+
+    def finish_epoch(self) -> bool:
+        """Whether the first loop over the data is for an epoch of which no samples are left."""
+        epoch, self.unfinished = self.unfinished, None
+        if epoch is None:
+            return False
+        for optimizer in self._replica.optimizers:
+            # It has stepped in this epoch, on another worker: else a scheduler warns that it has not.
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+        self.enter(epoch, new_loop=True)
+        return True
 
     def _may_step(self, version: int) -> bool:
         """Whether the training loop has the settings of the step that makes this version."""
@@ -164,6 +201,13 @@ class Replication:
     @property
     def _epoch(self) -> int:
         return self._loop_epoch or 0
+
+    def _epoch_of_settings(self, new_loop: bool) -> int:
+        if self._loop_epoch is None:
+            return self._settings_epoch or 0
+        # Before the first batch of an epoch, the loop has done what it does between two epochs.
+        ended = self._settings_epoch == self._loop_epoch < self._worker.epochs()
+        return self._loop_epoch + 1 if new_loop and ended else self._loop_epoch
 
     def _follow(self, settings: Json) -> None:
         self._replica.follow(settings)
@@ -225,7 +269,7 @@ class Replication:
         """Acts on the coordinator's messages."""
         for kind, value in self._worker.messages():
             if kind == "send_state":
-                self._state_wanted = True
+                self._state_wanted = value
             elif kind == "mismatch":
                 self._diverged = True
                 self._warn_of_mismatch(*value)

@@ -213,8 +213,12 @@ class Session:
         return LedgerLoader(self, dataset, batch_size, **kwargs)
 
     def epochs(self, total: int) -> Iterator[int]:
-        """The epochs from the run's current one to ``total - 1``. A worker that joins late skips the
-        ones that are over."""
+        """The epochs from the run's current one to ``total - 1``. A worker that joins late, or resumes a run,
+        skips the ones that are over.
+
+        If the run stopped right after the last batch of an epoch, that epoch comes first, without batches:
+        for what the loop does after an epoch.
+        """
         while (epoch := self.epoch) < total and not self._ended():
             yield epoch
             if self.epoch == epoch and not self._ended():
@@ -223,7 +227,10 @@ class Session:
     @property
     def epoch(self) -> int:
         """The number of epochs of which every sample was used."""
-        return self._worker.epochs() if self._worker is not None else 0
+        if self._worker is None:
+            return 0
+        unfinished = self._replication.unfinished if self._replication is not None else None
+        return self._worker.epochs() if unfinished is None else unfinished
 
     @property
     def round(self) -> int:
@@ -288,8 +295,9 @@ class Session:
         self._hands_out = samples is not None
         atexit.register(self.close)
         version = worker.version
-        if takes_state and self._averages:
-            version = replication.take_state(at_least=version)
+        if takes_state:
+            begins = self._rejoins == 0
+            version = replication.join_run(version, has_optimizer=self._averages, begins=begins)
         # Under a loss scale a gradient is removed again if a later one overflows.
         worker.ready(version, samples, ahead, clears=self._scaler is not None)
 
@@ -592,7 +600,7 @@ class Session:
     def _follow_run(self, replication: Replication) -> None:
         """In mode "server": gives others the learning rates after this step, or takes theirs over."""
         if self._behind:
-            replication.follow_run()
+            replication.follow_run(self._connected().taken())
         elif self._loaded is not None:
             replication.tell_stepped(self._loaded)
         self._behind, self._loaded = False, None
@@ -637,7 +645,7 @@ class Session:
             else:
                 self._load_parameters()
                 if worker.taken() > 0:
-                    replication.follow_run()
+                    replication.follow_run(worker.taken())
             replication.caught_up()
         elif (ended := worker.ended()) is not None:
             if worker.lost() and (self._epochs is None or worker.epochs() < self._epochs):
@@ -649,7 +657,8 @@ class Session:
             if not self._averages or self._epochs is None or epoch + 1 < self._epochs:
                 return None
         if self._averages:
-            self._connected_replication().serve(worker.taken())
+            new_loop = epoch is None and self._hands_out
+            self._connected_replication().serve(worker.taken(), new_loop=new_loop)
         return "wait"
 
     def _next_portion(self, epoch: int | None) -> Portion | None:
@@ -662,6 +671,8 @@ class Session:
             raise PacelineError(
                 "the last batch was not used: call backward() for every batch, or leave the loop"
             )
+        if epoch is None and self._connected_replication().finish_epoch():
+            return None
         self._work = self._next_work(epoch)
         if self._work is None:
             return None

@@ -67,10 +67,14 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     torch.set_num_threads(1)
     servers: list[Server] = []
 
-    def start(workers: int, **settings: object) -> Server:
-        folder = tmp_path / str(len(servers))
-        folder.mkdir()
-        servers.append(Server(folder, workers, settings))
+    def start(workers: int, *, resume: Server | None = None, **settings: object) -> Server:
+        if resume is not None:
+            resume.process.wait(timeout=60)
+            folder = resume.folder.parent
+        else:
+            folder = tmp_path / str(len(servers))
+            folder.mkdir()
+        servers.append(Server(folder, workers, settings, resume=resume is not None))
         return servers[-1]
 
     yield start

@@ -8,13 +8,15 @@ from pathlib import Path
 
 def used_samples(run: Path) -> dict[int, list[int]]:
     """Positions that the run used, by epoch, from its event log. A straggler's part is the first samples of
-    its portion."""
+    its portion. Rounds that were lost before a resume do not count."""
     given: dict[int, list[tuple[int, int]]] = {}
     weights: dict[int, tuple[int, float]] = {}
-    used: dict[int, list[int]] = {}
+    rounds: dict[int, list[tuple[int, int]]] = {}
     with (run / "events.jsonl").open() as log:
         for event in map(json.loads, log):
-            if event["event"] == "round_started":
+            if event["event"] == "run_started":
+                rounds = {at: used for at, used in rounds.items() if at < event["version"]}
+            elif event["event"] == "round_started":
                 for work in event["work"]:
                     ranges = work["portion"]
                     given[work["id"]] = [
@@ -23,9 +25,13 @@ def used_samples(run: Path) -> dict[int, list[int]]:
             elif event["event"] == "arrived":
                 weights[event["worker"]] = (event["id"], event["weight"])
             elif event["event"] == "closed":
+                used = rounds[event["round"]] = []
                 for worker, weight in event["closes"][0]["members"]:
                     work, sent = weights[worker]
                     assert sent == weight
-                    for epoch, at in given[work][: int(weight)]:
-                        used.setdefault(epoch, []).append(at)
-    return used
+                    used += given[work][: int(weight)]
+    by_epoch: dict[int, list[int]] = {}
+    for samples in rounds.values():
+        for epoch, at in samples:
+            by_epoch.setdefault(epoch, []).append(at)
+    return by_epoch

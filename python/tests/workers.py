@@ -24,15 +24,18 @@ PATIENCE = 60.0
 
 
 class Server:
-    """A server process that waits for the model of its workers."""
+    """A server process that waits for the model of its workers, for a new run or for one that it resumes."""
 
-    def __init__(self, folder: Path, workers: int, settings: dict[str, object]) -> None:
+    def __init__(
+        self, folder: Path, workers: int, settings: dict[str, object], *, resume: bool = False
+    ) -> None:
         file = folder / "address"
+        file.unlink(missing_ok=True)
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
         command = [
             sys.executable, "-m", "paceline", "server", "--model", "offered", "--bind", "127.0.0.1:0",
             "--workers", str(workers), "--address-file", str(file), "--run-dir", str(folder),
-            "--name", "run", "--shards", "1", *flags,
+            "--resume" if resume else "--name", "run", "--shards", "1", *flags,
         ]  # fmt: skip
         self.folder = folder / "run"
         self.process = subprocess.Popen(

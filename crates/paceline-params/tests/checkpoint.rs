@@ -38,6 +38,7 @@ fn checkpoint(round: u64) -> Checkpoint {
         tensors: tensors(),
         params: ramp(25, round as f32).into(),
         slots: vec![ramp(25, 1.0).into(), ramp(25, 2.0).into()],
+        worker_state: None,
         state: json!({ "epoch": 3, "loss": 0.1 + 0.2, "ledger": [[0, 512], [768, 1024]] }),
     }
 }
@@ -86,6 +87,30 @@ fn a_checkpoint_reads_back_as_it_was() {
         assert_eq!(path.join("optimizer.safetensors").exists(), !written.slots.is_empty());
         assert_eq!(names(&parent), ["round-00000123"], "nothing is left beside it");
     }
+}
+
+/// A checkpoint of a run whose workers keep the parameters.
+fn of_worker(round: u64) -> Checkpoint {
+    Checkpoint {
+        optimizer: OptimizerSpec::Mean.into(),
+        params: Vec::new().into(),
+        slots: Vec::new(),
+        worker_state: Some(Arc::new(vec![7; 1000])),
+        ..checkpoint(round)
+    }
+}
+
+#[test]
+fn a_workers_state_takes_the_place_of_parameters() {
+    let dir = run(&[1]);
+    let path = write(dir.path(), &of_worker(2)).unwrap();
+    assert_eq!(names(&path), ["manifest.json", "state.safetensors"]);
+    assert_eq!(read(&path).unwrap(), of_worker(2));
+    fs::write(path.join("state.safetensors"), [7; 999]).unwrap();
+    check_damage(&dir, "state.safetensors", "999 bytes, where the manifest says 1000");
+    let both = Checkpoint { params: ramp(25, 1.0).into(), ..of_worker(3) };
+    let error = write(dir.path(), &both).unwrap_err().to_string();
+    assert_eq!(error, "write parameters: 25 elements, where the tensors have 0");
 }
 
 #[test]

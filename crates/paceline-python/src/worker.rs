@@ -247,7 +247,9 @@ impl Worker {
             ToWorker::Mismatch { version, places } => {
                 Some((version.0, places).into_py_any(py).map(|told| ("mismatch", told)))
             }
-            ToWorker::SendState { .. } => Some(Ok(("send_state", py.None()))),
+            ToWorker::SendState { at_least } => {
+                Some(at_least.0.into_py_any(py).map(|told| ("send_state", told)))
+            }
             ToWorker::StateReady { version } => {
                 Some(version.0.into_py_any(py).map(|told| ("state_ready", told)))
             }

@@ -1,6 +1,9 @@
 //! Checkpoints, written beside the run without blocking it.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use paceline_core::Version;
 use paceline_params::{
@@ -11,6 +14,7 @@ use paceline_params::{
 use crate::{
     config::{CheckpointConfig, SavedState, ServerConfig},
     placement::flat,
+    state::StateBlob,
 };
 
 /// The checkpoint of `blocks` at `version`. It contains `version` rounds, and a resumed run starts with the
@@ -33,7 +37,23 @@ pub(crate) fn describe(
         tensors: tensors.to_vec(),
         params: flat(blocks, None),
         slots: (0..slots).map(|slot| flat(blocks, Some(slot))).collect(),
+        worker_state: None,
         state: serde_json::to_value(state).expect("the state is plain data"),
+    }
+}
+
+/// The checkpoint of a worker's state, for runs whose workers keep the parameters.
+pub(crate) fn of_worker(
+    config: &ServerConfig,
+    tensors: &[paceline_params::TensorSpec],
+    state: &StateBlob,
+    step: u64,
+    saved: &SavedState,
+) -> Checkpoint {
+    Checkpoint {
+        worker_state: Some(Arc::clone(&state.bytes)),
+        slots: Vec::new(),
+        ..describe(config, tensors, &[], state.version, step, saved)
     }
 }
 
@@ -98,6 +118,7 @@ mod tests {
             tensors: vec![TensorSpec::new("w", [3])],
             params: vec![round as f32; 3].into(),
             slots: Vec::new(),
+            worker_state: None,
             state: serde_json::Value::Null,
         };
         write(config, &saved).unwrap().unwrap()

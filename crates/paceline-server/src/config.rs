@@ -8,7 +8,7 @@ use paceline_params::{
     Checkpoint, FlatVec, LrScaling, OptimizerSpec, TensorSpec, UpdateConfig, WireType,
 };
 use paceline_policy::{Objective, PolicySpec};
-use paceline_wire::{Listener, Transport};
+use paceline_wire::{Listener, Transport, offer::Offer};
 use serde::{Deserialize, Serialize};
 
 use crate::{faults::ShardFaults, run::ServerError};
@@ -56,8 +56,6 @@ pub struct ServerConfig {
     pub deterministic: bool,
     /// Checkpoints, if any are to be written.
     pub checkpoints: Option<CheckpointConfig>,
-    /// The file in which the newest state of an offered run is kept, if it is.
-    pub state_file: Option<PathBuf>,
     /// Rounds between evaluations on the test set.
     pub evaluate_every: u64,
     /// Time between a worker's heartbeats.
@@ -186,6 +184,13 @@ pub struct SavedState {
     /// The state of the gradient noise estimate.
     #[serde(default)]
     pub noise: NoiseScale,
+    /// The offer that defined the run, if a worker brought its model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offer: Option<Offer>,
+    /// A worker's record of its last step, where workers that bring their model have none but the shards'
+    /// parameters: learning rates and schedulers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<String>,
 }
 
 impl SavedState {
@@ -216,6 +221,35 @@ impl Start {
             noise: state.noise.clone(),
         };
         Ok((start, state))
+    }
+}
+
+/// A run to go on with whose workers bring their model.
+#[derive(Debug, Clone)]
+pub struct ResumedOffer {
+    /// Where the shards start.
+    pub start: Start,
+    /// The offer that defined the run.
+    pub offer: Offer,
+    /// The state of a worker, where workers keep the parameters.
+    pub(crate) worker_state: Option<Arc<Vec<u8>>>,
+    /// A worker's record of the last step, where the shards keep them.
+    pub(crate) record: Option<Vec<u8>>,
+}
+
+impl ResumedOffer {
+    /// Resumes from a checkpoint; `None` if it is of a run without offers.
+    pub fn new(mut checkpoint: Checkpoint) -> Result<Option<Self>, serde_json::Error> {
+        let worker_state = checkpoint.worker_state.take();
+        if worker_state.is_some() {
+            // The shards hold means.
+            let size = |tensor: &TensorSpec| tensor.shape.iter().product::<usize>();
+            let total = checkpoint.tensors.iter().map(size).sum();
+            checkpoint.params = FlatVec::from(vec![0.0; total]);
+        }
+        let (start, SavedState { offer, record, .. }) = Start::resume(checkpoint)?;
+        let record = record.map(String::into_bytes);
+        Ok(offer.map(|offer| ResumedOffer { start, offer, worker_state, record }))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The coordinator's inputs, in one queue.
 
-use std::{path::PathBuf, sync::Arc};
+use std::path::PathBuf;
 
 use paceline_core::{LeaveReason, Version, WorkerId};
 use paceline_wire::{
@@ -39,8 +39,6 @@ pub(crate) enum Input {
     State(StateCall),
     /// A worker's upload has ended: with a state, or `None` with an error.
     Uploaded { worker: WorkerId, session: u64, blob: Option<StateBlob> },
-    /// The newest state is on disk, or the file could not be written.
-    StateWritten { version: Version, result: Result<(), String> },
 }
 
 /// A connection that has ended.
@@ -112,5 +110,5 @@ pub(crate) enum StateGrant {
     /// Send the state of `version`, of at most `bound` bytes.
     Upload { version: Version, bound: u64 },
     /// Fetch this one.
-    Download(Arc<StateBlob>),
+    Download(StateBlob),
 }

@@ -21,8 +21,8 @@ mod state;
 mod workers;
 
 pub use config::{
-    CheckpointConfig, Limits, MissingToken, Placement, SavedState, ServerConfig, Start, WeakSync,
-    check_bind,
+    CheckpointConfig, Limits, MissingToken, Placement, ResumedOffer, SavedState, ServerConfig,
+    Start, WeakSync, check_bind,
 };
 pub use faults::ShardFaults;
 pub use remote::{ShardConfig, serve_shard};

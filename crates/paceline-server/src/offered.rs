@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use paceline_core::{NoiseScale, Version};
 use paceline_params::{FlatVec, Layout};
-use paceline_wire::offer::{Offer, OfferedUpdate};
+use paceline_wire::offer::{Offer, OfferReply, OfferedUpdate};
 use tokio::{
     sync::oneshot,
     time::{Instant, timeout_at},
 };
 
 use crate::{
-    config::{ServerConfig, Start},
+    config::{ResumedOffer, ServerConfig, Start},
     input::{InitialState, Input, OfferAnswer, OfferCall},
-    run::{Entrance, Origin, ServerError},
+    run::{Entrance, OfferedOrigin, Origin, ServerError},
     state::StateBlob,
 };
 
@@ -23,21 +23,31 @@ const MAX_PARAMETERS: usize = 1 << 34;
 impl Entrance {
     /// Waits until a worker has offered a model that `plan` takes and has sent its initial state. If the worker
     /// leaves before that, the next offer takes its place. Other inputs wait in the queue.
+    ///
+    /// A `resumed` run has its state. It waits for a worker with the same model and data.
     pub(crate) async fn await_offer(
         &mut self,
         plan: &mut impl FnMut(&Offer) -> Result<ServerConfig, String>,
         idle: Duration,
+        mut resumed: Option<ResumedOffer>,
     ) -> Result<(ServerConfig, Origin), ServerError> {
         let mut early = Vec::new();
         let outcome = loop {
             let OfferCall { offer, reply } = self.next_offer(idle, &mut early).await?;
-            let (config, layout) = match prepare(&offer, plan) {
+            let fits = resumed.as_ref().map_or(Ok(()), |resumed| resumed.check(&offer));
+            let (config, layout) = match fits.and_then(|()| prepare(&offer, plan)) {
                 Ok(planned) => planned,
                 Err(why) => {
                     let _ = reply.send(Err(why));
                     continue;
                 }
             };
+            if let Some(resumed) = resumed.take() {
+                let version = resumed.start.version;
+                let answer = OfferReply::TakeState { version, differing: Vec::new() };
+                let _ = reply.send(Ok(OfferAnswer::Run(answer)));
+                break (config, resumed.origin(offer));
+            }
             let (states, state) = oneshot::channel();
             let bound = StateBlob::bound(layout.total());
             let _ = reply.send(Ok(OfferAnswer::Define { bound, states }));
@@ -50,7 +60,9 @@ impl Entrance {
             match start(&offer, &blob, &layout) {
                 Ok(start) => {
                     let _ = reply.send(Ok(()));
-                    break (config, Origin { start, offered: Some((offer, blob)) });
+                    let (state, record, is_resumed) = (Some(blob), None, false);
+                    let offered = OfferedOrigin { offer, state, record, is_resumed };
+                    break (config, Origin { start, offered: Some(offered) });
                 }
                 Err(why) => {
                     let _ = reply.send(Err(why));
@@ -76,6 +88,25 @@ impl Entrance {
                 Err(_) => return Err(ServerError::NoOffer(idle)),
             }
         }
+    }
+}
+
+impl ResumedOffer {
+    /// Whether the run can go on with the model and the data of this offer.
+    fn check(&self, offer: &Offer) -> Result<(), String> {
+        match offer.other_task(&self.offer) {
+            Some(difference) => Err(format!(
+                "{difference}; a run is resumed with the model, optimizer and data that it had"
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn origin(self, offer: Offer) -> Origin {
+        let ResumedOffer { start, worker_state, record, .. } = self;
+        let state = worker_state.map(|bytes| StateBlob { version: start.version, bytes });
+        let offered = OfferedOrigin { offer, state, record, is_resumed: true };
+        Origin { start, offered: Some(offered) }
     }
 }
 

@@ -1,5 +1,7 @@
 //! States: what workers exchange through the server, as bytes of a safetensors file.
 
+use std::sync::Arc;
+
 use paceline_core::Version;
 use paceline_params::{FlatVec, Half, TensorSpec, all_finite, widen};
 use paceline_wire::{frame::MAX_CHUNK, offer::StateHead};
@@ -15,10 +17,10 @@ const BYTES_BESIDES: u64 = 64 << 20;
 const PARAMETERS: &str = "model.";
 
 /// A state and the version that it belongs to.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct StateBlob {
     pub(crate) version: Version,
-    pub(crate) bytes: Vec<u8>,
+    pub(crate) bytes: Arc<Vec<u8>>,
 }
 
 impl StateBlob {
@@ -35,10 +37,19 @@ impl StateBlob {
         self.bytes.chunks(MAX_CHUNK)
     }
 
+    /// Whether the state is a safetensors file, without looking at the tensors.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.file().map(drop)
+    }
+
+    fn file(&self) -> Result<SafeTensors<'_>, String> {
+        SafeTensors::deserialize(&self.bytes)
+            .map_err(|error| format!("the state is no safetensors file: {error}"))
+    }
+
     /// The values of `tensors`, one after the other.
     pub(crate) fn parameters(&self, tensors: &[TensorSpec]) -> Result<FlatVec, String> {
-        let file = SafeTensors::deserialize(&self.bytes)
-            .map_err(|error| format!("the state is no safetensors file: {error}"))?;
+        let file = self.file()?;
         let mut values = Vec::new();
         for TensorSpec { name, shape, .. } in tensors {
             let tensor = file
@@ -88,7 +99,7 @@ mod tests {
     fn state(name: &str, dtype: Dtype, shape: &[usize], data: &[u8]) -> StateBlob {
         let tensor = TensorView::new(dtype, shape.to_vec(), data).unwrap();
         let bytes = safetensors::serialize([(name, tensor)], None).unwrap();
-        StateBlob { version: Version(0), bytes }
+        StateBlob { version: Version(0), bytes: Arc::new(bytes) }
     }
 
     fn error(blob: &StateBlob) -> String {
@@ -113,7 +124,10 @@ mod tests {
     #[test]
     fn states_that_do_not_fit_are_refused_by_tensor() {
         let eight = [0; 8];
-        assert!(error(&StateBlob { version: Version(0), bytes: vec![7; 20] }).contains("no safe"));
+        assert!(
+            error(&StateBlob { version: Version(0), bytes: Arc::new(vec![7; 20]) })
+                .contains("no safe")
+        );
         let other = error(&state("w", Dtype::F32, &[2], &eight));
         assert_eq!(other, "the state has no tensor `model.w`");
         let shape = error(&state("model.w", Dtype::F32, &[2, 1], &eight));

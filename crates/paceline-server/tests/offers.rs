@@ -420,26 +420,3 @@ fn a_worker_of_the_newest_round_is_asked_for_its_state_and_another_if_it_dies() 
     drop((donor, waiting));
     interrupted(server);
 }
-
-#[test]
-fn the_newest_state_is_written_to_its_file() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("state.safetensors");
-    let file = path.clone();
-    let server = Server::offered(LIMIT, move |offer| {
-        Ok(ServerConfig { state_file: Some(file.clone()), ..plan(offer)? })
-    });
-    define(&server);
-    let written = |at: u64| {
-        server.wait_for(
-            |event| matches!(event, EventKind::Checkpointed { version, .. } if version.0 == at),
-        );
-        std::fs::read(&path).unwrap()
-    };
-    assert_eq!(written(0), state(0.5));
-    let worker = joined(&server);
-    upload(&server, &worker, 1, b"newer").unwrap();
-    assert_eq!(written(1), b"newer");
-    drop(worker);
-    interrupted(server);
-}

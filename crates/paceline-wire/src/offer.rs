@@ -81,24 +81,33 @@ impl Offer {
     /// The first difference to the offer that defined the run, in words; `None` if this worker can take part.
     /// Initial values may differ.
     pub fn difference(&self, run: &Offer) -> Option<String> {
-        let fact = |what: &str, of: &dyn Fn(&Offer) -> String| {
-            let (here, there) = (of(self), of(run));
-            (here != there).then(|| format!("{what} is {here} here and {there} in the run"))
-        };
+        self.other_fact(run, "the package's version", &|offer| offer.package.clone())
+            .or_else(|| self.other_task(run))
+            .or_else(|| self.other_setting(run))
+    }
+
+    /// The first difference in model, update or data, in words. A run that is resumed keeps them; its
+    /// settings, and the package, may be others than before.
+    pub fn other_task(&self, run: &Offer) -> Option<String> {
         let samples = |offer: &Offer| match offer.samples {
             Some(samples) => samples.to_string(),
             None => "that of a stream".to_owned(),
         };
-        fact("the package's version", &|offer| offer.package.clone())
+        let fact = |what: &str, of: &dyn Fn(&Offer) -> String| self.other_fact(run, what, of);
+        // Another update may have other tensors.
+        fact("the update", &|offer| offer.update.to_string())
             .or_else(|| self.other_tensor(run))
-            .or_else(|| fact("the update", &|offer| offer.update.to_string()))
             .or_else(|| fact("the number of samples", &samples))
             .or_else(|| fact("the batch size", &|offer| offer.batch.to_string()))
             .or_else(|| {
                 fact("the number of micro-batches", &|offer| offer.micro_batches.to_string())
             })
             .or_else(|| fact("the seed", &|offer| offer.seed.to_string()))
-            .or_else(|| self.other_setting(run))
+    }
+
+    fn other_fact(&self, run: &Offer, what: &str, of: &dyn Fn(&Offer) -> String) -> Option<String> {
+        let (here, there) = (of(self), of(run));
+        (here != there).then(|| format!("{what} is {here} here and {there} in the run"))
     }
 
     fn other_tensor(&self, run: &Offer) -> Option<String> {
@@ -197,6 +206,15 @@ mod tests {
         check(|o| o.micro_batches = 4, "the number of micro-batches is 4 here and 2 in the run");
         check(|o| o.seed = 3, "the seed is 3 here and 1 in the run");
         check(|o| o.settings.clear(), "the setting policy is not set here and `auto` in the run");
+    }
+
+    #[test]
+    fn a_resumed_run_takes_other_settings_and_no_other_task() {
+        let other = Offer { package: "0.2.0".to_owned(), settings: BTreeMap::new(), ..offer() };
+        assert_eq!(other.other_task(&offer()), None);
+        let other = Offer { batch: 16, ..other };
+        let difference = "the batch size is 16 here and 8 in the run";
+        assert_eq!(other.other_task(&offer()).as_deref(), Some(difference));
     }
 
     #[test]

@@ -78,7 +78,7 @@ pub(crate) struct TrainArgs {
     pub(crate) run: RunArgs,
     /// Command of a worker that brings its model, such as `python train.py`. It is started --workers
     /// times, with PACELINE_SERVER and PACELINE_WORKER set
-    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["model", "resume"])]
+    #[arg(long, value_name = "COMMAND", conflicts_with = "model")]
     pub(crate) command: Option<String>,
 }
 

@@ -89,6 +89,17 @@ impl RunConfig {
         config.map_err(|error| Usage(format!("{error:#}")).into())
     }
 
+    /// Lays the settings that workers changed, and then the flags, over those that a run was left with.
+    pub(crate) fn going_on(
+        saved: &toml::Table,
+        changed: &BTreeMap<String, String>,
+        flags: &RunFlags,
+    ) -> Result<Self> {
+        let mut layers = RunFlags::read(changed)?;
+        layers.extend(flags);
+        Self::lay(saved.clone(), None, &layers, true)
+    }
+
     fn lay(
         mut table: toml::Table,
         file: Option<&Path>,

@@ -40,6 +40,11 @@ impl RunFlags {
         self
     }
 
+    /// Lays other settings over these.
+    pub(crate) fn extend(&mut self, over: &RunFlags) {
+        self.0.extend(over.0.clone());
+    }
+
     /// The given settings, as a config file has them.
     pub(crate) fn table(&self) -> &toml::Table {
         &self.0

@@ -3,17 +3,18 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
+    fmt, fs,
     path::{Path, PathBuf},
     str::FromStr,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use paceline_nn::{ModelError, ModelSpec};
-use paceline_params::{OptimizerGroups, OptimizerSpec};
-use paceline_server::ServerConfig;
+use paceline_params::{OptimizerGroups, OptimizerSpec, checkpoint};
+use paceline_report::Usage;
+use paceline_server::{ResumedOffer, ServerConfig};
 use paceline_wire::offer::{Offer, OfferedUpdate};
 
 use crate::{
@@ -21,7 +22,7 @@ use crate::{
     flags::RunFlags,
     model,
     run_dir::RunDir,
-    session::{Others, check_descriptors, server_config},
+    session::{Others, check_descriptors, check_unfinished, server_config},
 };
 
 /// Where a run's model comes from.
@@ -80,6 +81,35 @@ pub(crate) struct OfferedRun {
     pub(crate) idle: Duration,
     /// The settings in force: the server's own until an offer is taken.
     config: Arc<Mutex<RunConfig>>,
+    /// The run to go on with.
+    resumption: Option<Resumption>,
+}
+
+/// A run to go on with, and its settings when it stopped.
+pub(crate) struct Resumption {
+    run: ResumedOffer,
+    settings: toml::Table,
+}
+
+impl Resumption {
+    pub(crate) fn read(dir: &RunDir, path: PathBuf) -> Result<Self> {
+        let saved = checkpoint::read(&path)?;
+        let run = ResumedOffer::new(saved);
+        let run = run.with_context(|| format!("in the checkpoint {}", path.display()))?;
+        let Some(run) = run else {
+            let why = format!("{} trains a model of this program", dir.path().display());
+            bail!(Usage(format!("{why}: leave out --command or --model offered to resume it")));
+        };
+        Ok(Resumption { run, settings: toml::from_str(&fs::read_to_string(dir.config())?)? })
+    }
+
+    /// The settings that workers give now and gave otherwise, or not at all, when the run began.
+    fn changed(&self, offer: &Offer) -> BTreeMap<String, String> {
+        let settings = offer.settings.iter();
+        let changed =
+            settings.filter(|(name, now)| self.run.offer.settings.get(*name) != Some(now));
+        changed.map(|(name, value)| (name.clone(), value.clone())).collect()
+    }
 }
 
 impl OfferedRun {
@@ -89,6 +119,7 @@ impl OfferedRun {
         config: RunConfig,
         others: Others,
         idle: Duration,
+        resumption: Option<Resumption>,
     ) -> Self {
         let mut flags = flags.clone();
         if others.own_workers {
@@ -96,12 +127,18 @@ impl OfferedRun {
             flags = flags.with("workers", config.cluster.workers);
         }
         let (file, name) = (file.map(Path::to_owned), config.record.name.clone());
-        OfferedRun { file, flags, name, others, idle, config: Arc::new(Mutex::new(config)) }
+        let config = Arc::new(Mutex::new(config));
+        OfferedRun { file, flags, name, others, idle, config, resumption }
     }
 
     /// The settings in force, as they become known.
     pub(crate) fn config(&self) -> Arc<Mutex<RunConfig>> {
         Arc::clone(&self.config)
+    }
+
+    /// The run to go on with.
+    pub(crate) fn resumed(&self) -> Option<ResumedOffer> {
+        self.resumption.as_ref().map(|resumption| resumption.run.clone())
     }
 
     /// The run of this offer, or why there can be none.
@@ -110,6 +147,9 @@ impl OfferedRun {
         config.record.name.clone_from(&self.name);
         config.settle();
         check_descriptors(&config, &self.others)?;
+        if let Some(Resumption { run, .. }) = &self.resumption {
+            check_unfinished(dir, &config, &run.start, offer.samples)?;
+        }
         let run_time_model = model::load(config.round.run_time_model.as_deref().map(Path::new))?;
         let server =
             server_config(&config, run_time_model, dir, offer.samples, self.others.clone())?;
@@ -136,9 +176,17 @@ impl OfferedRun {
             ("batch", offer.batch.to_string()),
             ("micro-batches", offer.micro_batches.to_string()),
         ]);
-        let mut settings = offer.settings.clone();
-        settings.extend(own.iter().map(|(&name, value)| (name.to_owned(), value.clone())));
-        let config = RunConfig::offered(&settings, self.file.as_deref(), &self.flags)?;
+        let config = match &self.resumption {
+            // Model, data and update are those of before.
+            Some(resumption) => {
+                RunConfig::going_on(&resumption.settings, &resumption.changed(offer), &self.flags)?
+            }
+            None => {
+                let mut settings = offer.settings.clone();
+                settings.extend(own.iter().map(|(&name, value)| (name.to_owned(), value.clone())));
+                RunConfig::offered(&settings, self.file.as_deref(), &self.flags)?
+            }
+        };
         let in_force = [
             ("optimizer", config.update.optimizer.to_string()),
             ("seed", config.task.seed.to_string()),
@@ -182,7 +230,7 @@ mod tests {
         let config = RunConfig::layered(None, &flags).unwrap();
         let others =
             Others { own_workers: false, command: false, remote_shards: false, token: None };
-        OfferedRun::new((None, &flags), config, others, Duration::ZERO)
+        OfferedRun::new((None, &flags), config, others, Duration::ZERO, None)
     }
 
     #[track_caller]

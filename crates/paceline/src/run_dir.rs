@@ -91,11 +91,6 @@ impl RunDir {
         self.path.join("checkpoints")
     }
 
-    /// The newest state of a run whose workers have the parameters.
-    pub(crate) fn state(&self) -> PathBuf {
-        self.path.join("state.safetensors")
-    }
-
     /// The log file of a worker process.
     pub(crate) fn worker_log(&self, worker: u32) -> Result<(File, PathBuf)> {
         let logs = self.path.join("workers");

@@ -16,7 +16,7 @@ use paceline_core::{
 use paceline_model::Model;
 use paceline_nn::Workload;
 use paceline_params::{
-    FlatVec, OptimizerSpec,
+    FlatVec,
     checkpoint::{self, Damaged, Latest},
 };
 use paceline_report::Usage;
@@ -39,7 +39,7 @@ use crate::{
     event_log::EventLog,
     launch::Crew,
     model,
-    offered::{ModelSource, OfferedRun},
+    offered::{ModelSource, OfferedRun, Resumption},
     run_dir::RunDir,
     settings::TaskSettings,
     summary::Summary,
@@ -130,10 +130,16 @@ impl Session {
         check_descriptors(&config, &others)?;
         let TaskSettings { model, ref data, ref costs, balance, seed } = config.task;
         let ModelSource::Native(model) = model else {
-            ensure!(resumed.is_none(), "a run whose workers bring the model cannot be resumed");
-            let dir = RunDir::create(&mut config)?;
+            let (dir, resumption) = match resumed {
+                Some(dir) => {
+                    config.record.name = dir.name();
+                    let resumption = Resumption::read(&dir, newest_checkpoint(&dir)?)?;
+                    (dir, Some(resumption))
+                }
+                None => (RunDir::create(&mut config)?, None),
+            };
             let own = (args.config.as_deref(), &args.flags);
-            let run = OfferedRun::new(own, config.clone(), others, idle);
+            let run = OfferedRun::new(own, config.clone(), others, idle, resumption);
             return Ok(Session { config, dir, task: Task::Offered(run), json: args.json });
         };
         let workload = Workload::load(model, data, seed)?.costing(costs.as_ref(), seed)?;
@@ -153,7 +159,7 @@ impl Session {
             Some(dir) => {
                 let start = resume(&dir, &config, balanced_by, &fresh)?;
                 config.record.name = dir.name();
-                check_unfinished(&dir, &config, &start, workload.samples)?;
+                check_unfinished(&dir, &config, &start, Some(workload.samples))?;
                 dir.write_config(&config)?;
                 (dir, start)
             }
@@ -282,7 +288,8 @@ impl Task {
                 let peers = (run.others.token.clone(), patience, run.idle);
                 let plan =
                     |offer: &Offer| run.plan(offer, dir).map_err(|error| format!("{error:#}"));
-                serve_offered(peers, plan, listener, events, interrupt).await
+                let resumed = run.resumed();
+                serve_offered(peers, resumed, plan, listener, events, interrupt).await
             }
         }
     }
@@ -357,9 +364,15 @@ fn resume(dir: &RunDir, config: &RunConfig, balance: Option<u64>, fresh: &Start)
 }
 
 /// A run that has come to its end leaves nothing to do, and its summary as it is.
-fn check_unfinished(dir: &RunDir, config: &RunConfig, start: &Start, samples: u32) -> Result<()> {
+pub(crate) fn check_unfinished(
+    dir: &RunDir,
+    config: &RunConfig,
+    start: &Start,
+    samples: Option<u32>,
+) -> Result<()> {
     let (limits, rounds) = (config.limits(), start.version.0);
-    let ledger = start.ledger.as_ref().map(|state| Ledger::resume(state, samples, None));
+    let ledger = start.ledger.as_ref().zip(samples);
+    let ledger = ledger.map(|(state, samples)| Ledger::resume(state, samples, None));
     let epochs = ledger.transpose()?.map_or(0, |ledger| ledger.epochs());
     let earlier = dir.read_summary().filter(|earlier| earlier.version == rounds);
     let (accuracy, loss) =
@@ -397,6 +410,9 @@ fn for_server(
 /// Rounds between checkpoints of a run without epochs.
 const STREAM_CHECKPOINTS: u64 = 100;
 
+/// The most rounds between checkpoints of a run whose workers bring their model: its epochs may be long.
+const OFFERED_CHECKPOINTS: u64 = 500;
+
 pub(crate) fn server_config(
     config: &RunConfig,
     run_time_model: Arc<Model>,
@@ -405,9 +421,7 @@ pub(crate) fn server_config(
     others: Others,
 ) -> Result<ServerConfig> {
     let epoch = samples.map_or(STREAM_CHECKPOINTS, |samples| config.rounds_per_epoch(samples));
-    // Where the shards hold means, the workers have the parameters.
-    let holds_means = *config.update.optimizer.of(0) == OptimizerSpec::Mean;
-    let keeps_state = config.is_offered() && holds_means;
+    let save = if config.is_offered() { epoch.min(OFFERED_CHECKPOINTS) } else { epoch };
     // Shards in processes of their own are given their faults there.
     let own_shards = if others.remote_shards { 0 } else { config.cluster.shards };
     let (plan, nominal) = (config.fault_plan()?, config.faults.shard_nominal.map(|span| span.0));
@@ -432,12 +446,11 @@ pub(crate) fn server_config(
         update: config.update_config(),
         limits: config.limits(),
         deterministic: config.round.deterministic,
-        checkpoints: (!keeps_state).then(|| CheckpointConfig {
+        checkpoints: Some(CheckpointConfig {
             dir: dir.checkpoints(),
-            every: config.record.checkpoint_every.unwrap_or(epoch),
+            every: config.record.checkpoint_every.unwrap_or(save),
             keep: config.record.keep_checkpoints,
         }),
-        state_file: keeps_state.then(|| dir.state()),
         evaluate_every: config.record.eval_every.unwrap_or(epoch),
         heartbeat: config.heartbeat(),
         liveness: config.round.liveness.0,

@@ -27,7 +27,7 @@ pub(crate) struct RecordSettings {
     /// Rounds between measurements on the test set [default: one epoch]
     #[arg(long, env = "PACELINE_EVAL_EVERY", value_name = "ROUNDS")]
     pub(crate) eval_every: Option<u64>,
-    /// Rounds between checkpoints [default: one epoch]
+    /// Rounds between checkpoints [default: one epoch; at most 500 where workers bring their model]
     #[arg(long, env = "PACELINE_CHECKPOINT_EVERY", value_name = "ROUNDS")]
     pub(crate) checkpoint_every: Option<u64>,
     /// Checkpoints to keep

@@ -24,6 +24,7 @@ Examples:
   paceline train run.toml --seed 7 --json            settings from a file, summary as JSON
   paceline train --resume cnn-001 --epochs 10        go on with a run
   paceline train --command 'python train.py' --workers 4   workers that bring their model
+  paceline train --resume offered-001 --command 'python train.py'   go on with their run
 
 Exit codes: 0 done, 1 failed or diverged, 2 wrong usage, 3 quorum lost, 130 interrupted.";
 

@@ -107,8 +107,12 @@ fn finish_after_first_work(config: &WorkerConfig) {
 
 /// The program's command line for `train` with workers that play a part.
 fn train(place: &Place, part: &str, args: &str) -> std::process::Command {
+    with_command(place, part, &format!("--name run {args}"))
+}
+
+fn with_command(place: &Place, part: &str, args: &str) -> std::process::Command {
     let exe = std::env::current_exe().unwrap();
-    let mut command = place.command(&format!("train --name run {args}"));
+    let mut command = place.command(&format!("train {args}"));
     command
         .arg("--command")
         .arg(format!("'{}' --ignored --exact --nocapture worker", exe.display()));
@@ -137,6 +141,26 @@ fn commands_train_the_model_that_they_offer() {
         assert!(log.contains(&format!("worker {worker} plays train")), "{log}");
     }
     assert!(place.path("runs/run/checkpoints/round-00000008").exists());
+}
+
+#[test]
+fn commands_go_on_with_the_model_that_they_offered() {
+    let place = Place::new();
+    run(&place, "train", "--workers 2 --rounds 8").ok();
+    let resume = |args: &str| {
+        let args = format!("--resume run {args}");
+        Ended::new(with_command(&place, "train", &args).output().unwrap())
+    };
+    let more = resume("--workers 1 --rounds 12 --shards 1 --json").ok().json();
+    assert_eq!((&more["rounds"], &more["version"]), (&4.into(), &12.into()));
+    assert_eq!(more["samples"]["used"], 8 * 2 * 8 + 4 * 8);
+    resume("").failed(3, &["a worker's last words"]);
+    let log = std::fs::read_to_string(place.path("runs/run/workers/w0.log")).unwrap();
+    assert!(log.contains("the run run is finished: 12 rounds are done"), "{log}");
+    place.run("train --resume run").failed(2, &["give --command"]);
+    place.run("train --name own --rounds 2 --workers 1 --model softmax").ok();
+    let own = with_command(&place, "train", "--resume own").output().unwrap();
+    Ended::new(own).failed(2, &["own trains a model of this program: leave out --command"]);
 }
 
 #[test]

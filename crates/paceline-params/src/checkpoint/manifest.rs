@@ -9,14 +9,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
-use super::{Checkpoint, CheckpointError, MANIFEST, OPTIMIZER, PARAMS};
+use super::{Checkpoint, CheckpointError, MANIFEST, OPTIMIZER, PARAMS, WORKER_STATE};
 use crate::text::serde_as_text;
 use crate::{OptimizerGroups, TensorSpec};
 
 /// The format that this version writes. It reads all formats up to this one.
 ///
-/// Since format 2, tensors have a parameter group and there is an optimizer for each group.
-const FORMAT: u64 = 2;
+/// Since format 2, tensors have a parameter group and there is an optimizer for each group. Since format 3, a
+/// worker's state may take the place of parameters and optimizer state.
+const FORMAT: u64 = 3;
 
 /// The contents of `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,7 +37,7 @@ pub struct Manifest {
     pub model: String,
     /// The optimizers that the state belongs to.
     pub optimizer: OptimizerGroups,
-    /// The other files.
+    /// The other files: parameters and then, where there is any, the optimizer's state; or a worker's state.
     pub files: Vec<FileEntry>,
     /// The tensors, in the order of the flat vector.
     pub tensors: Vec<TensorSpec>,
@@ -86,7 +87,7 @@ impl Manifest {
         let names = |files: &[FileEntry]| files.iter().map(|file| file.name.clone()).collect();
         let found: Vec<String> = names(&manifest.files);
         let expected = file_names(&manifest.optimizer);
-        if found != expected {
+        if found != expected && found != [WORKER_STATE] {
             let expected = expected.into_iter().map(str::to_owned).collect();
             return Err(CheckpointError::Files { path, expected, found });
         }
@@ -130,7 +131,7 @@ fn unseal(text: &[u8], seal: Crc32) -> String {
     text.replacen(&seal_field(seal), &seal_field(Crc32::default()), 1)
 }
 
-/// The files that a checkpoint with this optimizer has beside the manifest.
+/// The files that a checkpoint of parameters with this optimizer has beside the manifest.
 fn file_names(optimizer: &OptimizerGroups) -> Vec<&'static str> {
     if optimizer.slot_names().is_empty() { vec![PARAMS] } else { vec![PARAMS, OPTIMIZER] }
 }
@@ -223,17 +224,17 @@ mod tests {
     #[test]
     fn a_later_format_is_not_taken_for_damage() {
         let text = serde_json::to_string_pretty(&manifest()).unwrap();
-        let later = reseal(&text.replace("\"format\": 2", "\"format\": 3"));
+        let later = reseal(&text.replace("\"format\": 3", "\"format\": 4"));
         let error = decode(&later).unwrap_err();
         assert!(!error.is_damage());
-        assert_eq!(error.to_string(), "read m: format 3, where this version reads up to 2");
+        assert_eq!(error.to_string(), "read m: format 4, where this version reads up to 3");
     }
 
     #[test]
     fn a_manifest_from_before_parameter_groups_is_still_read() {
         let text = serde_json::to_string_pretty(&manifest()).unwrap();
         let old = text
-            .replace("\"format\": 2", "\"format\": 1")
+            .replace("\"format\": 3", "\"format\": 1")
             .replace("sgd;sgd:weight_decay=0.1", "sgd")
             .replace(",\n      \"group\": 1", "");
         assert!(!old.contains("group"));

@@ -8,6 +8,9 @@
 //!
 //! Tensors are whole, so a run may resume on any number of shards.
 //!
+//! Where workers keep the parameters themselves, `state.safetensors` stands for the first two: the whole
+//! state of a worker, which this crate does not look into.
+//!
 //! A checkpoint appears under its name all at once: files are written and synced in a hidden
 //! directory beside it, the manifest last, and the directory is renamed. Once [`write()`] has
 //! returned, the checkpoint survives a crash. One process at a time writes to a directory of
@@ -23,6 +26,8 @@ mod read;
 mod tensors;
 mod write;
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use crate::{FlatVec, Layout, LayoutError, OptimizerGroups, TensorSpec};
@@ -36,6 +41,7 @@ pub use write::write;
 const MANIFEST: &str = "manifest.json";
 const PARAMS: &str = "params.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
+const WORKER_STATE: &str = "state.safetensors";
 
 /// Everything that a run needs to resume after a round.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,6 +63,9 @@ pub struct Checkpoint {
     pub params: FlatVec,
     /// The optimizer's state: one flat vector for each of [`OptimizerGroups::slot_names`].
     pub slots: Vec<FlatVec>,
+    /// The state of a worker, as a safetensors file, where workers keep the parameters themselves. There are
+    /// no parameters and no slots then.
+    pub worker_state: Option<Arc<Vec<u8>>>,
     /// Other state of the run, for instance the data ledger.
     pub state: Value,
 }

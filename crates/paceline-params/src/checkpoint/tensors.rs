@@ -53,6 +53,22 @@ pub(super) fn write(
     Ok(FileEntry { name: name.to_owned(), bytes, crc32 })
 }
 
+/// Writes and syncs the file `name` in `dir`, with these bytes.
+pub(super) fn write_bytes(
+    dir: &Path,
+    name: &str,
+    bytes: &[u8],
+) -> Result<FileEntry, CheckpointError> {
+    let path = dir.join(name);
+    let written = (|| {
+        let mut sink = Sink::create(&path)?;
+        sink.write(bytes)?;
+        sink.finish()
+    })();
+    let (bytes, crc32) = written.map_err(CheckpointError::io("write", &path))?;
+    Ok(FileEntry { name: name.to_owned(), bytes, crc32 })
+}
+
 /// Reads the file that `entry` describes into one flat vector for each prefix.
 pub(super) fn read(
     dir: &Path,

@@ -5,7 +5,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::tensors::{self, PrefixedVector};
-use super::{Checkpoint, CheckpointError, MANIFEST, Manifest, OPTIMIZER, PARAMS, directory};
+use super::{
+    Checkpoint, CheckpointError, FileEntry, MANIFEST, Manifest, OPTIMIZER, PARAMS, WORKER_STATE,
+    directory,
+};
 use crate::{DEFAULT_BLOCK_ELEMS, Layout};
 
 /// Writes `checkpoint` under `parent`, which is made where it is missing, and returns its path.
@@ -28,7 +31,9 @@ pub fn write(parent: &Path, checkpoint: &Checkpoint) -> Result<PathBuf, Checkpoi
 }
 
 fn check_lengths(checkpoint: &Checkpoint, expected: usize) -> Result<(), CheckpointError> {
-    let names = checkpoint.optimizer.slot_names();
+    let without = checkpoint.worker_state.is_some();
+    let expected = if without { 0 } else { expected };
+    let names = if without { &[] } else { checkpoint.optimizer.slot_names() };
     let found = checkpoint.slots.len();
     if found != names.len() {
         return Err(CheckpointError::Slots { expected: names, found });
@@ -48,6 +53,19 @@ fn write_files(
     checkpoint: &Checkpoint,
     layout: &Layout,
 ) -> Result<(), CheckpointError> {
+    let files = match &checkpoint.worker_state {
+        Some(state) => vec![tensors::write_bytes(dir, WORKER_STATE, state)?],
+        None => write_parameters(dir, checkpoint, layout)?,
+    };
+    write_manifest(dir, &Manifest::new(checkpoint, files))?;
+    directory::sync(dir)
+}
+
+fn write_parameters(
+    dir: &Path,
+    checkpoint: &Checkpoint,
+    layout: &Layout,
+) -> Result<Vec<FileEntry>, CheckpointError> {
     let params = PrefixedVector { prefix: String::new(), values: &checkpoint.params };
     let mut files = vec![tensors::write(dir, PARAMS, layout, &[params])?];
     let names = checkpoint.optimizer.slot_names().iter();
@@ -58,8 +76,7 @@ fn write_files(
     if !slots.is_empty() {
         files.push(tensors::write(dir, OPTIMIZER, layout, &slots)?);
     }
-    write_manifest(dir, &Manifest::new(checkpoint, files))?;
-    directory::sync(dir)
+    Ok(files)
 }
 
 fn write_manifest(dir: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {

@@ -1,6 +1,6 @@
 //! Connections of workers that offer a model, or send or fetch a state.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use paceline_core::{Version, WorkerId};
 use paceline_wire::{
@@ -147,7 +147,7 @@ impl Door {
                 )));
             }
         }
-        Ok(StateBlob { version, bytes })
+        Ok(StateBlob { version, bytes: Arc::new(bytes) })
     }
 
     async fn send_state<W: AsyncWrite + Unpin>(

@@ -91,15 +91,12 @@ impl Run {
     /// Whether work under way is finished: the update, the last checkpoint, the last evaluation.
     pub(super) fn is_settled(&mut self) -> bool {
         if let Some(StopReason::Failed(_)) = self.ending.reason {
-            return !self.snapshots.checkpointing
-                && !self.snapshots.evaluating
-                && !self.states.is_writing();
+            return !self.snapshots.checkpointing && !self.snapshots.evaluating;
         }
         if self.updates.current.is_some()
             || self.snapshots.gathering.is_some()
             || self.snapshots.checkpointing
             || self.snapshots.evaluating
-            || self.states.is_writing()
         {
             return false;
         }
@@ -121,8 +118,13 @@ impl Run {
         if checkpoint && !self.snapshots.retry.is_due(self.now(), true) {
             return false;
         }
-        if evaluate || checkpoint || !hashed {
-            self.take_snapshot(evaluate, checkpoint);
+        let from_worker = checkpoint && self.saves_worker_states();
+        let from_shards = checkpoint && !from_worker;
+        if evaluate || from_shards || !hashed {
+            self.take_snapshot(evaluate, from_shards);
+            return false;
+        }
+        if from_worker && self.awaits_last_state() {
             return false;
         }
         match diverged {

@@ -274,6 +274,7 @@ impl Run {
         }
         self.look_at_shards(now);
         self.look_at_donor(now);
+        self.pair_with_record();
     }
 
     /// Checks the heartbeats of shards in other processes; the run cannot go on without them. A snapshot may

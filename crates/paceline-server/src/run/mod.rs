@@ -5,6 +5,8 @@ mod ending;
 mod members;
 mod offers;
 mod rates;
+mod record_wait;
+mod replica_checkpoints;
 mod replicas;
 mod snapshots;
 mod states;
@@ -38,7 +40,7 @@ use tokio::{
 };
 
 use crate::{
-    config::{MissingToken, ServerConfig, Start, WeakSync, check_listener},
+    config::{MissingToken, ResumedOffer, ServerConfig, Start, WeakSync, check_listener},
     credits::Credits,
     door::Door,
     input::Input,
@@ -52,6 +54,7 @@ use crate::{
 use ending::Ending;
 pub use ending::Outcome;
 use members::Members;
+use replica_checkpoints::ReplicaCheckpoints;
 use replicas::Replicas;
 use snapshots::Snapshots;
 use states::States;
@@ -147,9 +150,11 @@ pub async fn serve(
 
 /// Runs a server for workers that bring their model. It waits for the first offer for `idle`, and makes the
 /// run's settings of it with `plan`, which may refuse it. Peers must present the `token`, if there is one, and
-/// may be silent for `patience` where they must speak.
+/// may be silent for `patience` where they must speak. A run that is `resumed` goes on with the first worker
+/// that has the same model and data.
 pub async fn serve_offered(
     (token, patience, idle): (Option<String>, Duration, Duration),
+    resumed: Option<ResumedOffer>,
     mut plan: impl FnMut(&Offer) -> Result<ServerConfig, String>,
     listener: impl Listener,
     events: mpsc::Sender<Event>,
@@ -158,7 +163,7 @@ pub async fn serve_offered(
     let mut entrance = Entrance::open(listener, token, patience)?;
     tokio::pin!(interrupt);
     let (config, origin) = tokio::select! {
-        offered = entrance.await_offer(&mut plan, idle) => offered?,
+        offered = entrance.await_offer(&mut plan, idle, resumed) => offered?,
         reason = &mut interrupt => return Err(ServerError::Stopped(reason)),
     };
     entrance.run(config, origin, None, events, interrupt).await
@@ -176,8 +181,18 @@ pub(crate) struct Entrance {
 /// Where a run starts from.
 pub(crate) struct Origin {
     pub(crate) start: Start,
-    /// The offer that defined it, with its initial state.
-    pub(crate) offered: Option<(Offer, StateBlob)>,
+    pub(crate) offered: Option<OfferedOrigin>,
+}
+
+/// Where a run starts from whose workers bring their model.
+pub(crate) struct OfferedOrigin {
+    /// The offer that the others are compared with.
+    pub(crate) offer: Offer,
+    /// The state that workers start from, if it is not with the shards.
+    pub(crate) state: Option<StateBlob>,
+    /// A worker's record of the last step.
+    pub(crate) record: Option<Vec<u8>>,
+    pub(crate) is_resumed: bool,
 }
 
 impl Entrance {
@@ -295,7 +310,10 @@ struct Run {
     snapshots: Snapshots,
     /// The offer that defined the run, if a worker brought its model.
     offer: Option<Offer>,
+    /// Whether all workers must take the run's state.
+    is_resumed: bool,
     states: States,
+    replica_checkpoints: ReplicaCheckpoints,
     ending: Ending,
     study: Study,
     wait_notice: WaitNotice,
@@ -363,17 +381,23 @@ impl Run {
             liveness: Liveness::new(config.liveness),
             doubtful: false,
         };
-        let (offer, blob) = offered.unzip();
+        let is_resumed = offered.as_ref().is_some_and(|offered| offered.is_resumed);
+        let (offer, state, record) = match offered {
+            Some(OfferedOrigin { offer, state, record, .. }) => (Some(offer), state, record),
+            None => (None, None, None),
+        };
         let mut run = Run {
             core,
             shards,
             shards_alive: Liveness::new(config.liveness),
             members,
-            replicas: Replicas::default(),
+            replicas: Replicas::new(start.version, record),
             updates: Updates::new(start.version, start.step, layout.shards() as usize),
             snapshots: Snapshots::new(&config, start.version, evaluator),
-            states: States::new(&config, layout.total(), blob),
+            states: States::new(layout.total(), state),
+            replica_checkpoints: ReplicaCheckpoints::default(),
             offer,
+            is_resumed,
             ending: Ending {
                 reason: None,
                 first_version: start.version,
@@ -392,7 +416,10 @@ impl Run {
             run.shards_alive.heard(shard, Time::ZERO);
         }
         run.announce(staging);
-        run.write_state();
+        run.keep_moment();
+        if !is_resumed {
+            run.want_replica_checkpoint();
+        }
         Ok(run)
     }
 
@@ -508,7 +535,6 @@ impl Run {
             Input::Offer(call) => self.compare(call),
             Input::State(call) => self.grant_state(call),
             Input::Uploaded { worker, session, blob } => self.uploaded(worker, session, blob),
-            Input::StateWritten { version, result } => self.state_written(version, result),
         }
     }
 

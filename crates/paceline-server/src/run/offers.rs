@@ -23,7 +23,11 @@ impl Run {
         if let Some(difference) = offer.difference(run) {
             return Err(difference);
         }
-        let (version, differing) = (self.updates.version, offer.other_values(run));
+        let version = self.updates.version;
+        if self.is_resumed {
+            return Ok(OfferReply::TakeState { version, differing: Vec::new() });
+        }
+        let differing = offer.other_values(run);
         Ok(match version == Version(0) && differing.is_empty() {
             true => OfferReply::KeepState,
             false => OfferReply::TakeState { version, differing },

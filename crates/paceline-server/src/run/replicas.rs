@@ -49,6 +49,18 @@ struct Mismatch {
 }
 
 impl Replicas {
+    /// The replicas of a run that begins with this version, with the record of how it was stepped.
+    pub(super) fn new(version: Version, record: Option<Vec<u8>>) -> Self {
+        let records = record.map(|record| (version, record)).into_iter().collect();
+        Replicas { records, ..Replicas::default() }
+    }
+
+    /// The newest record of this version or an older one.
+    pub(super) fn newest_record(&self, version: Version) -> Option<(Version, &[u8])> {
+        let (of, record) = self.records.range(..=version).next_back()?;
+        Some((*of, record))
+    }
+
     /// A worker has stepped a version. The first record counts; all are alike. A worker that replayed the
     /// version sends an empty one.
     fn stepped(&mut self, worker: WorkerId, version: Version, record: Vec<u8>) -> Messages {
@@ -168,6 +180,7 @@ impl Run {
         }
         let messages = self.replicas.stepped(worker, version, record);
         self.tell(messages);
+        self.pair_with_record();
         Ok(())
     }
 
@@ -180,7 +193,8 @@ impl Run {
         let since = *self.replicas.ending.get_or_insert(now);
         let stepped = |worker: WorkerId| self.replicas.at.get(&worker) >= Some(&version);
         let mut live = self.core.machine().live();
-        now.since(since) > LEVELLING || version == Version(0) || live.all(stepped)
+        let stepped_none = version == self.ending.first_version;
+        now.since(since) > LEVELLING || stepped_none || live.all(stepped)
     }
 
     /// Live workers that do not wait for a state.

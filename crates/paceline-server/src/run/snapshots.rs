@@ -9,9 +9,12 @@ use std::{
 
 use paceline_core::{EventKind, StopReason, Version};
 use paceline_params::{Block, ParamHash};
-use paceline_wire::message::ToShard;
+use paceline_wire::{message::ToShard, offer::Offer};
 
-use super::{Evaluation, Evaluator, Run, checkpoint_retry::CheckpointRetry};
+use super::{
+    Evaluation, Evaluator, Run, checkpoint_retry::CheckpointRetry, record_wait::AwaitingRecord,
+    replica_checkpoints::Moment,
+};
 use crate::{
     checkpoints,
     config::{SavedState, ServerConfig},
@@ -34,8 +37,9 @@ pub(super) struct Snapshots {
     pub(super) evaluator: Option<Arc<Mutex<Evaluator>>>,
     /// Whether an evaluation is under way.
     pub(super) evaluating: bool,
-    /// Whether a checkpoint is being written.
+    /// Whether a checkpoint is being written, or waits for a worker's record.
     pub(super) checkpointing: bool,
+    pub(super) awaiting_record: Option<AwaitingRecord>,
     pub(super) retry: CheckpointRetry,
     pub(super) evaluation: Option<(Version, Evaluation)>,
     pub(super) checkpointed: Option<(Version, PathBuf)>,
@@ -56,6 +60,7 @@ impl Snapshots {
             evaluator: evaluator.map(|evaluator| Arc::new(Mutex::new(evaluator))),
             evaluating: false,
             checkpointing: false,
+            awaiting_record: None,
             retry: CheckpointRetry::default(),
             evaluation: None,
             checkpointed: None,
@@ -87,26 +92,40 @@ impl Run {
         if let Some(every) = due {
             self.snapshots.next_checkpoint = version.0 + every;
         }
-        if evaluate || due.is_some() {
-            self.take_snapshot(evaluate, due.is_some());
+        let from_worker = due.is_some() && self.saves_worker_states();
+        if from_worker {
+            self.want_replica_checkpoint();
+        }
+        let from_shards = due.is_some() && !from_worker;
+        if evaluate || from_shards {
+            self.take_snapshot(evaluate, from_shards);
+        }
+    }
+
+    /// The part of a checkpoint that is neither parameters nor optimizer state.
+    pub(super) fn saved_state(&self, moment: Moment) -> SavedState {
+        let Moment { ledger, noise, .. } = moment;
+        // Initial values do not matter any more.
+        let offer = self.offer.clone().map(|offer| Offer { hashes: Vec::new(), ..offer });
+        SavedState {
+            ledger,
+            seed: self.config.seed,
+            data: self.config.data.clone(),
+            balance: SavedState::balance(self.config.balance, self.config.round.batch),
+            noise,
+            offer,
+            record: None,
         }
     }
 
     /// A shard handles commands in order, so it reports the state of this version.
     pub(super) fn take_snapshot(&mut self, evaluate: bool, checkpoint: bool) {
-        let state = || SavedState {
-            ledger: self.core.ledger().state(),
-            seed: self.config.seed,
-            data: self.config.data.clone(),
-            balance: SavedState::balance(self.config.balance, self.config.round.batch),
-            noise: self.core.noise().clone(),
-        };
         self.snapshots.gathering = Some(Snapshot {
             version: self.updates.version,
             step: self.updates.step,
             gathering: Gathering::new(self.shards.len()),
             evaluate,
-            checkpoint: checkpoint.then(state),
+            checkpoint: checkpoint.then(|| self.saved_state(self.moment())),
         });
         self.shards.send_all(&ToShard::Snapshot);
     }
@@ -125,8 +144,9 @@ impl Run {
         }
         let checkpoint =
             checkpoint.filter(|_| !matches!(self.ending.reason, Some(StopReason::Diverged(_))));
-        if let Some(state) = checkpoint {
-            self.checkpoint(version, step, &blocks, &state);
+        if let Some(saved) = checkpoint {
+            let (blocks, since) = (blocks.clone(), self.now());
+            self.await_record(AwaitingRecord { version, step, blocks, saved, since });
         }
         if self.ending.reason.is_some() {
             let mut at = 0;
@@ -166,7 +186,13 @@ impl Run {
         }
     }
 
-    fn checkpoint(&mut self, version: Version, step: u64, blocks: &[Block], state: &SavedState) {
+    pub(super) fn checkpoint(
+        &mut self,
+        version: Version,
+        step: u64,
+        blocks: &[Block],
+        state: &SavedState,
+    ) {
         let Some(config) = self.config.checkpoints.clone() else { return };
         let tensors = self.layout.tensors();
         let described = checkpoints::describe(&self.config, tensors, blocks, version, step, state);

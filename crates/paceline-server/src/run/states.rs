@@ -3,21 +3,14 @@
 
 mod donors;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs::{self, File},
-    io::Write,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use paceline_core::{EventKind, Time, Version, WorkerId};
+use paceline_core::{Time, Version, WorkerId};
 use paceline_wire::message::ToWorker;
 
 use super::Run;
 use crate::{
-    config::ServerConfig,
-    input::{Input, StateCall, StateGrant},
+    input::{StateCall, StateGrant},
     state::StateBlob,
 };
 use donors::Donors;
@@ -32,7 +25,7 @@ const DONOR_PATIENCE: u32 = 3;
 /// The states of a run.
 pub(super) struct States {
     /// The newest.
-    newest: Option<Arc<StateBlob>>,
+    pub(super) newest: Option<StateBlob>,
     /// The longest that is taken.
     bound: u64,
     /// Workers that wait for a state of at least this version.
@@ -42,36 +35,23 @@ pub(super) struct States {
     asked: Option<(WorkerId, Time)>,
     /// Workers that are sending a state, by session.
     uploading: BTreeSet<(WorkerId, u64)>,
-    /// The file of the newest state, if one is written.
-    file: Option<PathBuf>,
-    writing: bool,
-    /// The version in the file.
-    written: Option<Version>,
 }
 
 impl States {
-    pub(super) fn new(config: &ServerConfig, parameters: usize, first: Option<StateBlob>) -> Self {
+    pub(super) fn new(parameters: usize, first: Option<StateBlob>) -> Self {
         States {
-            newest: first.map(Arc::new),
+            newest: first,
             bound: StateBlob::bound(parameters),
             waiting: BTreeMap::new(),
             donors: Donors::default(),
             asked: None,
             uploading: BTreeSet::new(),
-            file: config.state_file.clone(),
-            writing: false,
-            written: None,
         }
     }
 
     /// Whether a worker waits for a state.
     pub(super) fn waits(&self, worker: WorkerId) -> bool {
         self.waiting.contains_key(&worker)
-    }
-
-    /// Whether the newest state is being written to disk.
-    pub(super) fn is_writing(&self) -> bool {
-        self.writing
     }
 }
 
@@ -105,9 +85,10 @@ impl Run {
         self.members.workers.send_all(served, &ToWorker::StateReady { version });
     }
 
-    /// Asks a worker for its state, if others wait for one and nobody is asked.
+    /// Asks a worker for its state, if others or a checkpoint wait for one and nobody is asked.
     pub(super) fn ask_for_state(&mut self) {
-        let Some(at_least) = self.states.waiting.values().max().copied() else { return };
+        let waiting = self.states.waiting.values().max().copied();
+        let Some(at_least) = waiting.max(self.replica_checkpoints.wanted()) else { return };
         if self.states.asked.is_some() {
             return;
         }
@@ -180,8 +161,8 @@ impl Run {
                     self.states.asked = None;
                 }
                 if newest.is_none_or(|newest| newest < blob.version) {
-                    self.states.newest = Some(Arc::new(blob));
-                    self.write_state();
+                    self.states.newest = Some(blob);
+                    self.take_replica_checkpoint();
                 }
                 self.tell_waiting();
                 self.ask_for_state();
@@ -200,38 +181,4 @@ impl Run {
             self.ask_for_state();
         }
     }
-
-    /// Writes the newest state to its file, unless it is there already.
-    pub(super) fn write_state(&mut self) {
-        let states = &mut self.states;
-        let Some((path, blob)) = states.file.clone().zip(states.newest.clone()) else { return };
-        if states.writing || states.written == Some(blob.version) {
-            return;
-        }
-        states.writing = true;
-        let version = blob.version;
-        let write = move || write(&path, &blob.bytes).map_err(|error| error.to_string());
-        self.beside(write, move |result| Input::StateWritten { version, result });
-    }
-
-    /// The state is on disk, or could not be written: the next one is tried then.
-    pub(super) fn state_written(&mut self, version: Version, result: Result<(), String>) {
-        self.states.writing = false;
-        self.states.written = Some(version);
-        match (result, self.states.file.clone()) {
-            (Ok(()), Some(path)) => self.emit(EventKind::Checkpointed { version, path }),
-            (Err(error), _) => self.emit(EventKind::CheckpointFailed { version, error }),
-            (Ok(()), None) => {}
-        }
-        self.write_state();
-    }
-}
-
-/// Writes a file whole or not at all.
-fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let draft = path.with_extension("tmp");
-    let mut file = File::create(&draft)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&draft, path)
 }

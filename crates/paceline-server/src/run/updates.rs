@@ -311,6 +311,8 @@ impl Run {
             shards,
         };
         self.record(Event { at: now, kind });
+        self.pair_with_record();
+        self.keep_moment();
         self.snapshot_if_due(version);
     }
 }

@@ -20,8 +20,8 @@ use paceline_params::{
 };
 use paceline_policy::wait_for_answers;
 use paceline_server::{
-    Evaluator, Limits, Outcome, Placement, ServerConfig, ServerError, Start, WeakSync, serve,
-    serve_offered,
+    Evaluator, Limits, Outcome, Placement, ResumedOffer, ServerConfig, ServerError, Start,
+    WeakSync, serve, serve_offered,
 };
 use paceline_wire::{Tcp, Transport, message::Job, offer::Offer};
 use paceline_worker::{Compute, Tally, WorkerConfig, WorkerError};
@@ -69,7 +69,6 @@ pub fn config(workers: usize) -> ServerConfig {
         limits: Limits { rounds: Some(40), ..Limits::default() },
         deterministic: false,
         checkpoints: None,
-        state_file: None,
         evaluate_every: 10,
         heartbeat: Duration::from_millis(100),
         liveness: Duration::from_secs(5),
@@ -146,8 +145,17 @@ impl Server {
         idle: Duration,
         plan: impl FnMut(&Offer) -> Result<ServerConfig, String> + Send + 'static,
     ) -> Self {
+        Self::resuming(idle, None, plan)
+    }
+
+    /// A server that goes on with such a run.
+    pub fn resuming(
+        idle: Duration,
+        resumed: Option<ResumedOffer>,
+        plan: impl FnMut(&Offer) -> Result<ServerConfig, String> + Send + 'static,
+    ) -> Self {
         Self::spawn(None, move |listener, events, interrupted| {
-            serve_offered((None, LIMIT, idle), plan, listener, events, interrupted)
+            serve_offered((None, LIMIT, idle), resumed, plan, listener, events, interrupted)
         })
     }
 
