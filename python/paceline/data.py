@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -40,7 +41,10 @@ class LedgerLoader:
         shuffle: bool = True,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory: bool = False,
         drop_last: bool = False,
+        in_order: bool = True,
         **kwargs: Any,
     ) -> None:
         for name in ("sampler", "batch_sampler"):
@@ -48,6 +52,8 @@ class LedgerLoader:
                 raise PacelineError(f"{name} cannot be given: the run hands out the samples")
         if drop_last:
             raise PacelineError("drop_last cannot be given: every sample is used once per epoch")
+        if not in_order:
+            raise PacelineError("in_order=False cannot be given: a round needs the samples it was given")
         if not hasattr(dataset, "__len__"):
             raise PacelineError(
                 "the dataset has no length: iterate over your own DataLoader instead and give "
@@ -58,11 +64,19 @@ class LedgerLoader:
         self.batch_size = batch_size
         depth = num_workers * (prefetch_factor or 2)
         self._sampler = LeaseSampler(session, len(dataset), batch_size, shuffle)
+        self._keeps_workers = persistent_workers
         if num_workers > 0:
-            kwargs["prefetch_factor"] = prefetch_factor or 2
-        self._inner: DataLoader[Any] = DataLoader(
-            dataset, batch_sampler=self._sampler, num_workers=num_workers, **kwargs
+            # Prefetching may begin again in the middle of an epoch, which would start new processes.
+            kwargs.update(prefetch_factor=prefetch_factor or 2, persistent_workers=True)
+        self._make_inner: Callable[[], DataLoader[Any]] = lambda: DataLoader(
+            dataset,
+            batch_sampler=self._sampler,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            **kwargs,
         )
+        self._inner = self._make_inner()
+        self._pins = pin_memory and torch.cuda.is_available()
         # One lease more than are prefetched, so that the sampler always has the next one.
         per_lease = session.accumulate
         ahead = -(-depth // per_lease) + 1 if depth else 0
@@ -72,34 +86,60 @@ class LedgerLoader:
         return self._sampler.__len__()
 
     def __iter__(self) -> Iterator[Any]:
-        session, sampler = self.session, self._sampler
+        prefetched = Prefetched(self._inner, self._sampler) if self._inner.num_workers > 0 else None
         epoch: int | None = None
-        batches: Iterator[Any] | None = None
-        while (portion := session._next_portion(epoch)) is not None:
-            epoch = sampler.epoch = portion[0]
-            if batches is None and self._inner.num_workers > 0:
-                sampler.begin()
-                batches = iter(self._inner)
-            yield from self._batches_of(portion, batches)
+        try:
+            while (portion := self.session._next_portion(epoch)) is not None:
+                epoch = self._sampler.epoch = portion[0]
+                yield from self._batches_of(portion, prefetched)
+        finally:
+            if prefetched is not None and not self._keeps_workers:
+                self._inner = self._make_inner()
 
-    def _batches_of(self, portion: Portion, prefetched: Iterator[Any] | None) -> Iterator[Any]:
+    def _batches_of(self, portion: Portion, prefetched: Prefetched | None) -> Iterator[Any]:
         """The batches of one portion: prefetched, or loaded here."""
-        sampler = self._sampler
-        while prefetched is not None and sampler.is_under_way(portion):
-            found, part = sampler.next_delivered()
-            batch = next(prefetched)
-            if found != portion:
-                sampler.forget(found)
-                continue
-            yield batch
-            if part + 1 == sampler.parts(portion):
-                sampler.forget(portion)
-                return
-        fetch = self._inner.collate_fn
-        for indices in sampler.batches(portion):
+        if prefetched is not None and prefetched.reaches(portion):
+            yield from prefetched.batches(portion)
+            return
+        for indices in self._sampler.batches(portion):
             items = getattr(self.dataset, "__getitems__", None)
             samples = items(indices) if items is not None else [self.dataset[i] for i in indices]
-            yield fetch(samples)
+            batch = self._inner.collate_fn(samples)
+            if self._pins:
+                batch = torch.utils.data._utils.pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call]
+            yield batch
+
+
+class Prefetched:
+    """The batches that worker processes load ahead, in the order in which their portions were leased."""
+
+    def __init__(self, loader: DataLoader[Any], sampler: LeaseSampler) -> None:
+        self._loader = loader
+        self._sampler = sampler
+        self._batches: Iterator[Any] | None = None
+
+    def reaches(self, portion: Portion) -> bool:
+        """Whether the batches of this portion are under way. Begins anew if no others are wanted.
+
+        The processes ask for the next lease whenever a batch was taken. If none of the batches under way
+        is, because their leases were revoked or there were none, they would not load any more.
+        """
+        if self._batches is None or not self._sampler.is_wanted():
+            self._sampler.begin()
+            self._batches = iter(self._loader)
+        return self._sampler.is_under_way(portion)
+
+    def batches(self, portion: Portion) -> Iterator[Any]:
+        """The batches of a portion that is under way. Others before it are discarded."""
+        assert self._batches is not None
+        self._sampler.deliver(portion)
+        while True:
+            found, part, parts = self._sampler.next_delivered()
+            batch = next(self._batches)
+            if found == portion:
+                yield batch
+                if part + 1 == parts:
+                    return
 
 
 class LeaseSampler:
@@ -111,8 +151,9 @@ class LeaseSampler:
         self._samples = samples
         self._batch_size = batch_size
         self._shuffle = shuffle
-        self._under_way: dict[Portion, int] = {}
-        self._delivered: deque[tuple[Portion, int]] = deque()
+        # The batches that are under way, with the number of parts of their portions.
+        self._under_way: deque[tuple[Portion, int, int]] = deque()
+        self._delivering: Portion | None = None
 
     def __len__(self) -> int:
         per_round = self._batch_size * self._session._workers
@@ -120,36 +161,36 @@ class LeaseSampler:
 
     def begin(self) -> None:
         self._under_way.clear()
-        self._delivered.clear()
+        self._delivering = None
+
+    def deliver(self, portion: Portion) -> None:
+        """The batches of this portion are being taken, so that it is not loaded again."""
+        self._delivering = portion
 
     def __iter__(self) -> Iterator[list[int]]:
-        while (portion := self._next_lease()) is not None:
-            batches = self.batches(portion)
-            self._under_way[portion] = len(batches)
-            for part, indices in enumerate(batches):
-                self._delivered.append((portion, part))
-                yield indices
+        return _Leases(self)
 
-    def _next_lease(self) -> Portion | None:
+    def next_batches(self) -> list[list[int]]:
+        """The batches of the next lease, which are under way from now on; none if there is no lease."""
+        begun = {self._delivering, *(portion for portion, _, _ in self._under_way)}
         for portion in self._session._leases():
-            if portion[0] == self.epoch and portion not in self._under_way:
-                return portion
-        return None
+            if portion[0] == self.epoch and portion not in begun:
+                batches = self.batches(portion)
+                self._under_way += [(portion, part, len(batches)) for part in range(len(batches))]
+                return batches
+        return []
+
+    def is_wanted(self) -> bool:
+        """Whether the lease of any batch under way still stands."""
+        leases = self._session._leases()
+        return any(portion in leases for portion, _, _ in self._under_way)
 
     def is_under_way(self, portion: Portion) -> bool:
-        return portion in self._under_way and any(p == portion for p, _ in self._delivered)
+        return any(found == portion for found, _, _ in self._under_way)
 
-    def next_delivered(self) -> tuple[Portion, int]:
-        """The portion that the next prefetched batch belongs to."""
-        portion, part = self._delivered.popleft()
-        return portion, part
-
-    def forget(self, portion: Portion) -> None:
-        """The portion was delivered, or its lease was revoked."""
-        self._under_way.pop(portion, None)
-
-    def parts(self, portion: Portion) -> int:
-        return len(self.batches(portion))
+    def next_delivered(self) -> tuple[Portion, int, int]:
+        """The portion that the next prefetched batch belongs to, which of its parts, of how many."""
+        return self._under_way.popleft()
 
     def batches(self, portion: Portion) -> list[list[int]]:
         """A portion's samples, as indices into the data, by batch.
@@ -165,6 +206,24 @@ class LeaseSampler:
         count = min(total, max(self._session.accumulate, -(-total // self._batch_size)))
         bounds = [total * part // count for part in range(count + 1)]
         return [indices[start:end] for start, end in zip(bounds, bounds[1:])]
+
+
+class _Leases:
+    """Indices of leased samples, batch by batch. After an end there may be more: leases come and go."""
+
+    def __init__(self, sampler: LeaseSampler) -> None:
+        self._sampler = sampler
+        self._batches: list[list[int]] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self
+
+    def __next__(self) -> list[int]:
+        if not self._batches:
+            self._batches = self._sampler.next_batches()
+        if not self._batches:
+            raise StopIteration
+        return self._batches.pop(0)
 
 
 def split(batch: T, n: int) -> Iterator[tuple[T, int]]:

@@ -57,7 +57,9 @@ class FlatVector:
         self.buffers: list[Slot] = []
         self.by_param: dict[Tensor, int] = {}
         groups = _groups(optimizers)
-        named = [(n, p) for n, p in _named_parameters(models) if p.requires_grad]
+        found = list(_named_parameters(models))
+        self._frozen = [(name, param) for name, param in found if not param.requires_grad]
+        named = [(name, param) for name, param in found if param.requires_grad]
         if by_group:
             # Without an optimizer a parameter stays as it is.
             named = [(n, p) for n, p in named if p in groups]
@@ -83,12 +85,23 @@ class FlatVector:
         self.values = torch.zeros(self.length, dtype=torch.float32, device="cpu")
         self.array: npt.NDArray[np.float32] = self.values.numpy()
         self._views = [self.values[s.range].view(s.tensor.shape) for s in self.params]
+        # The gradients that `.grad` was given, until it is known whether the loop has changed them.
+        self._given: dict[int, tuple[Tensor, int]] = {}
+        self._scaled = False
         self._sampled = torch.cat([_spread(slot) for slot in self.params])
         self._before = self.values[self._sampled]
-        self._version = self.values._version
         # Norms cost a pass over all gradients. They are taken once the loop was seen to change gradients.
         self._takes_norms = False
         self._norms: list[Tensor] | None = None
+
+    def check_frozen(self) -> None:
+        """Refuses parameters that were frozen and are not any more: their gradients do not travel."""
+        for name, param in self._frozen:
+            if param.requires_grad:
+                raise PacelineError(
+                    f"parameter `{name}` was frozen at paceline.init and requires a gradient now: it must "
+                    "require one at paceline.init, and may be frozen afterwards"
+                )
 
     @property
     def params_end(self) -> int:
@@ -111,14 +124,30 @@ class FlatVector:
             self.values[: self.presence_at].fill_(float("inf"))
         elif scale != 1.0:
             self.values[: self.presence_at].mul_(scale)
+        self._scaled = overflow or scale != 1.0
+        self._given.clear()
         for place, (slot, view) in enumerate(zip(self.params, self._views)):
-            param = slot.tensor
             if not everywhere and present[place] == 0.0:
-                param.grad = None
-            elif param.dtype is torch.float32 and param.device.type == "cpu":
-                param.grad = view
+                slot.tensor.grad = None
             else:
-                param.grad = view.to(param.device, param.dtype)
+                slot.tensor.grad = given = as_laid_out(view, slot.tensor)
+                self._given[place] = given, given._version
+
+    def drop_grads(self) -> None:
+        """Leaves no gradient in ``.grad``."""
+        self.forget_given()
+        for slot in self.params:
+            slot.tensor.grad = None
+
+    def forget_given(self) -> None:
+        """Changes to the gradients in ``.grad`` do not matter."""
+        self._given.clear()
+
+    def clear(self) -> None:
+        """Makes the mean zero, for every parameter."""
+        self.values.zero_()
+        if self.has_presence:
+            self.values[self.presence_at : -1].fill_(1.0)
 
     def statistics(self) -> None:
         """Sets the running statistics to their means."""
@@ -133,7 +162,6 @@ class FlatVector:
     def remember(self) -> None:
         """Notes the mean gradients as they are, to tell later how they were changed."""
         self._before = self.values[self._sampled]
-        self._version = self.values._version
         self._norms = list(torch._foreach_norm(self._views)) if self._takes_norms else None
 
     def factor(self, params: Iterable[Tensor]) -> float | None:
@@ -143,14 +171,18 @@ class FlatVector:
         another way, and for the first change: what to compare it with is kept from then on.
         """
         places = [self.by_param[p] for p in params if p in self.by_param and p.grad is not None]
-        own = all(self.params[i].tensor.grad is self._views[i] for i in places)
-        if own and self.values._version == self._version:
+        as_given = [self._is_as_given(place) for place in places]
+        if all(as_given) and not self._scaled:
             return 1.0
         self._takes_norms = True
         if not places:
             return 1.0
         factor = self._sampled_factor(places)
         return factor if factor is not None and self._agree_norms(places, factor) else None
+
+    def _is_as_given(self, place: int) -> bool:
+        given, version = self._given.pop(place, (None, 0))
+        return given is not None and given is self.params[place].tensor.grad and given._version == version
 
     def _sampled_factor(self, places: Sequence[int]) -> float | None:
         """The factor between some elements before and after, exactly as torch multiplies them."""
@@ -161,6 +193,8 @@ class FlatVector:
             return None
         before, after = max(pairs, key=lambda pair: float(pair[0].abs().max()))
         largest = int(before.abs().argmax())
+        if before[largest] == 0.0:
+            return None
         ratio = np.float32(float(after[largest]) / float(before[largest]))
         for candidate in _neighbours(ratio, before.dtype):
             factor = torch.tensor(candidate, dtype=torch.float32, device="cpu")
@@ -192,6 +226,16 @@ class FlatVector:
                 after = grad.detach().reshape(-1)[index].cpu()
                 pairs.append((self._before[part].to(after.dtype), after))
         return pairs
+
+
+def as_laid_out(values: Tensor, param: Tensor) -> Tensor:
+    """Values of a parameter's shape on its device, with its type and strides; not copied if they have them.
+
+    Fused optimizers take the elements of parameter, gradient and state in the order of memory.
+    """
+    if param.is_contiguous():
+        return values.to(param.device, param.dtype)
+    return torch.empty_like(param, requires_grad=False).copy_(values)
 
 
 def as_array(tensor: Tensor) -> npt.NDArray[np.float32]:
@@ -238,10 +282,11 @@ def _named_parameters(models: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Pa
         for name, param in model.named_parameters():
             if param not in seen:
                 seen.add(param)
-                yield _name(prefix, name), param
+                yield full_name(prefix, name), param
 
 
-def _name(prefix: str, name: str) -> str:
+def full_name(prefix: str, name: str) -> str:
+    """A tensor's name in the run: that of its model, then its own."""
     # torch.compile wraps a module and shows in its names.
     plain = name.removeprefix("_orig_mod.")
     return f"{prefix}.{plain}" if prefix else plain
@@ -255,7 +300,7 @@ def _running_statistics(models: dict[str, nn.Module]) -> Iterator[tuple[str, Ten
             for name in ("running_mean", "running_var"):
                 buffer = getattr(module, name)
                 if buffer is not None:
-                    yield _name(prefix, f"{path}.{name}"), buffer
+                    yield full_name(prefix, f"{path}.{name}"), buffer
 
 
 def _check(named: Sequence[tuple[str, nn.Parameter]], groups: dict[Tensor, int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from torch.optim import Optimizer
 
 from . import _native
 from .errors import PacelineError
-from .parameters import FlatVector
+from .optimizer_steps import OptimizerSteps, groups_of, params_of, set_groups
+from .parameters import FlatVector, full_name
 from .state import Json, pack, plain, unpack
-
 
 _CHECK_TURNS = 16
 """A record has the hash of one part in this many of the state: in so many rounds all of it is compared."""
@@ -39,38 +40,11 @@ class Replica:
         self.optimizers = list(optimizers)
         self.schedulers = list(schedulers)
         self.scaler = scaler
-        self.replaying = False
-        self.stepped = [False] * len(self.optimizers)
-        self._entries: list[Json] = [None] * len(self.optimizers)
-
-    def watch(self) -> list[Any]:
-        """Observes the steps of the optimizers; returns the handles that end it."""
-        handles = []
-        for place, optimizer in enumerate(self.optimizers):
-            before, after = self._before(place), self._after(place)
-            handles.append(optimizer.register_step_pre_hook(before))
-            handles.append(optimizer.register_step_post_hook(after))
-        return handles
-
-    def _before(self, place: int) -> Any:
-        def hook(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-            if not self.replaying:
-                factor = self.flat.factor(_params(optimizer))
-                self._entries[place] = {"factor": factor, "groups": _groups(optimizer)}
-
-        return hook
-
-    def _after(self, place: int) -> Any:
-        def hook(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-            if not self.replaying:
-                self.stepped[place] = True
-
-        return hook
+        self.steps = OptimizerSteps(flat, self.optimizers)
 
     def record(self, version: int, epoch: int) -> bytes:
         """How this version was stepped, for workers that missed it. Begins the next record."""
-        entries = [e if done else None for e, done in zip(self._entries, self.stepped)]
-        self.forget_steps()
+        entries = self.steps.take_entries()
         turn = version % _CHECK_TURNS
         # Where the optimizer is on the shards, no step is replayed.
         check = [turn, self._hash_of(turn)] if any(entries) else None
@@ -81,7 +55,7 @@ class Replica:
         """What a training loop sets itself, for :meth:`follow`."""
         return {
             "epoch": epoch,
-            "next": [_groups(optimizer) for optimizer in self.optimizers],
+            "next": [groups_of(optimizer) for optimizer in self.optimizers],
             "schedulers": [plain(scheduler.state_dict()) for scheduler in self.schedulers],
             "scaler": plain(self.scaler.state_dict()) if self.scaler is not None else None,
         }
@@ -95,15 +69,10 @@ class Replica:
         entries = record["optimizers"]
         if any(entry is not None and entry["factor"] is None for entry in entries):
             return False
-        self.flat.grads(1.0, overflow=False)
-        self.flat.statistics()
-        self.replaying = True
-        try:
+        with self._replaying():
             for optimizer, entry in zip(self.optimizers, entries):
                 if entry is not None:
                     self._step(optimizer, entry)
-        finally:
-            self.replaying = False
         if record["check"] is None:
             return True
         turn, found = record["check"]
@@ -111,32 +80,46 @@ class Replica:
 
     def step_alone(self) -> None:
         """Steps the mean gradients in the flat vector with this replica's own settings."""
-        self.flat.grads(1.0, overflow=False)
-        self.flat.statistics()
-        self.replaying = True
-        try:
+        with self._replaying():
             for optimizer in self.optimizers:
                 optimizer.step()
+
+    @contextmanager
+    def _replaying(self) -> Iterator[None]:
+        """Gives the optimizers the mean in the flat vector. Nothing of it stays in ``.grad``, where the
+        next ``backward()`` would add to it."""
+        self.flat.grads(1.0, overflow=False)
+        self.flat.statistics()
+        self.steps.replaying = True
+        try:
+            yield
         finally:
-            self.replaying = False
+            self.steps.replaying = False
+            self.flat.drop_grads()
 
     def _step(self, optimizer: Optimizer, entry: Json) -> None:
-        _set_groups(optimizer, entry["groups"])
+        set_groups(optimizer, entry["groups"])
         if entry["factor"] != 1.0:
-            grads = [p.grad for p in _params(optimizer) if p.grad is not None]
+            grads = [p.grad for p in params_of(optimizer) if p.grad is not None]
             torch._foreach_mul_(grads, torch.tensor(entry["factor"], dtype=torch.float32))
         optimizer.step()
 
-    def forget_steps(self) -> None:
-        """Steps so far are not part of the next record."""
-        self.stepped = [False] * len(self.optimizers)
+    def skip_step(self) -> None:
+        """The training loop's step to come changes nothing: this replica has the newest version already.
+
+        ``.grad`` holds the mean that was replayed last, or zeros if the run's state was taken since.
+        """
+        scale = self.scaler.get_scale() if self.scaler is not None else 1.0
+        self.flat.grads(scale, overflow=False)
+        self.flat.forget_given()
+        self.steps.skip()
 
     def follow(self, record: Json) -> None:
         """Takes over schedulers, learning rates and loss scale."""
         for scheduler, state in zip(self.schedulers, record["schedulers"]):
             _update(scheduler, state)
         for optimizer, groups in zip(self.optimizers, record["next"]):
-            _set_groups(optimizer, groups)
+            set_groups(optimizer, groups)
         if self.scaler is not None and record["scaler"]:
             self.scaler.load_state_dict(record["scaler"])
 
@@ -202,13 +185,12 @@ class Replica:
                     prefix, suffix = f"optimizer.{place}.", f".{name}"
                     for key in _keys(tensors, prefix, suffix):
                         value = tensors[f"{prefix}{key}{suffix}"]
-                        # A count of steps stays on the CPU, whatever device the parameter is on.
-                        device = param.device if value.shape == param.shape else value.device
-                        state[key] = value.to(device, copy=True)
+                        state[key] = _state_like(value, param)
                     if state:
                         optimizer.state[param] = state
                     else:
                         optimizer.state.pop(param, None)
+        self.flat.clear()
         return int(meta["version"]), meta
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -217,12 +199,11 @@ class Replica:
             for name, tensor in model.state_dict(keep_vars=True).items():
                 if isinstance(tensor, Tensor) and id(tensor) not in seen:
                     seen.add(id(tensor))
-                    full = f"{prefix}.{name}" if prefix else name
-                    yield f"model.{full.removeprefix('_orig_mod.')}", tensor
+                    yield f"model.{full_name(prefix, name)}", tensor
 
     def _params_of(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
         named = {slot.tensor: slot.name for slot in self.flat.params}
-        for param in _params(optimizer):
+        for param in params_of(optimizer):
             if param in named:
                 yield named[param], param
 
@@ -231,27 +212,14 @@ def _kinds(optimizers: Sequence[Optimizer]) -> list[str]:
     return [type(optimizer).__name__ for optimizer in optimizers]
 
 
-def _params(optimizer: Optimizer) -> list[Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
-
-
-def _groups(optimizer: Optimizer) -> list[Json]:
-    """The hyperparameters of every parameter group."""
-    groups = []
-    for group in optimizer.param_groups:
-        held = {key: plain(value) for key, value in group.items() if key != "params"}
-        groups.append({key: value for key, value in held.items() if value is not None})
-    return groups
-
-
-def _set_groups(optimizer: Optimizer, groups: Sequence[Json]) -> None:
-    for group, values in zip(optimizer.param_groups, groups):
-        for key, value in values.items():
-            old = group.get(key)
-            if isinstance(old, Tensor):
-                old.fill_(value)
-            else:
-                group[key] = tuple(value) if isinstance(old, tuple) else value
+def _state_like(value: Tensor, param: Tensor) -> Tensor:
+    """A parameter's optimizer state as the optimizer would have made it."""
+    if value.shape != param.shape:
+        # A count of steps stays on the CPU, whatever device the parameter is on.
+        return value.clone()
+    if param.is_contiguous():
+        return value.to(param.device, copy=True)
+    return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def _update(scheduler: Any, state: Json) -> None:

@@ -24,6 +24,12 @@ _RECORD_PATIENCE = 1.0
 _STATE_PATIENCE = 300.0
 """Seconds that the state of another worker may take."""
 
+_MAX_RECORD = 1 << 20
+"""The longest record that the server takes, in bytes."""
+
+_NO_RECORD = b"null"
+"""In place of a longer one: a worker that missed the step takes the run's state."""
+
 
 class Replication:
     """Compares this worker's replica with the others', replays what it missed, gives and takes states.
@@ -144,9 +150,10 @@ class Replication:
             record = self._record_of(version, until=deadline)
         except RunEnded:
             return
-        if record is not None:
+        entry = json.loads(record) if record is not None else None
+        if entry is not None:
             self._followed = version
-            self._follow(json.loads(record))
+            self._follow(entry)
             self.caught_up()
 
     def finish_epoch(self) -> bool:
@@ -181,6 +188,8 @@ class Replication:
             self._follows, self._settings_epoch = None, self._loop_epoch
             return True
         entry = json.loads(record)
+        if entry is None:
+            return False
         replayed = self._replica.replay(entry)
         self._follow(entry)
         return replayed
@@ -242,7 +251,8 @@ class Replication:
 
     def tell_stepped(self, version: int) -> None:
         """Gives the run the record of this worker's step, for workers that miss it."""
-        self._tell(version, self._replica.record(version, self._epoch))
+        record = self._replica.record(version, self._epoch)
+        self._tell(version, record if len(record) <= _MAX_RECORD else _NO_RECORD)
 
     def tell_replayed(self, version: int) -> None:
         """Tells the run that this worker has replayed the steps up to this version."""

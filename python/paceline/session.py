@@ -97,6 +97,7 @@ class Session:
 
         # The data that it joined with: samples, batch and leases ahead.
         self._joined: tuple[int | None, int, int] = (None, 1, 0)
+        self._takes_state = False
         self._lost = False
         self._rejoins = 0
 
@@ -128,14 +129,12 @@ class Session:
         # A loop over its own data joins and catches up before the forward pass, not inside backward().
         self._handles += [m.register_forward_pre_hook(self._before_forward) for m in models.values()]
         if self._averages:
-            # Rates are scaled before the step is recorded.
-            self._handles += [o.register_step_pre_hook(self._scale_rates) for o in optimizers]
-            self._handles += self._replica.watch()
-            self._handles += [o.register_step_post_hook(self._unscale_rates) for o in optimizers]
+            self._handles += self._replica.steps.watch()
+            if lr_scaling is not None:
+                self._replica.steps.lr_factor = self._lr_factor
         else:
             for optimizer in optimizers:
-                optimizer.step = self._server_step()  # type: ignore[method-assign]
-        self._unscaled: list[tuple[dict[str, Any], Any]] = []
+                optimizer.step = self._server_step()  # type: ignore[method-assign, assignment]
 
     # -- What the training loop calls ---------------------------------------------------------------
 
@@ -187,6 +186,8 @@ class Session:
         if not self._syncs:
             raise PacelineError("micro_batches() inside no_sync(): give it all batches of the step at once")
         self._boundary()
+        if not self._hands_out:
+            self._get_work()
         parts = list(split(batch, n))
         self._parts, self._divisor, self._in_parts = len(parts), n, True
         self._unfinished = {place: samples for place, (_, samples) in enumerate(parts)}
@@ -268,6 +269,10 @@ class Session:
 
     def connect(self, samples: int | None, batch: int, ahead: int = 0) -> None:
         """Joins the run with this data; :meth:`loader` and the first ``backward()`` do it."""
+        self._join(samples, batch, ahead)
+        self._make_ready()
+
+    def _join(self, samples: int | None, batch: int, ahead: int = 0) -> None:
         if self._worker is not None:
             raise PacelineError(
                 "the session is connected already: call session.loader() once, and before the first "
@@ -290,14 +295,21 @@ class Session:
         self._worker = worker
         self._workers = worker.workers
         self._reference = float(batch * worker.workers)
-        replication = Replication(worker, self._replica, self._hash_every, is_late=takes_state)
-        self._replication = replication
+        self._replication = Replication(
+            worker, self._replica, self._hash_every, is_late=takes_state
+        )
         self._hands_out = samples is not None
+        self._takes_state = takes_state
         atexit.register(self.close)
+
+    def _make_ready(self) -> None:
+        """The worker may be given work, once it has the run's state."""
+        worker, (samples, _, ahead) = self._connected(), self._joined
         version = worker.version
-        if takes_state:
-            begins = self._rejoins == 0
+        if self._takes_state:
+            replication, begins = self._connected_replication(), self._rejoins == 0
             version = replication.join_run(version, has_optimizer=self._averages, begins=begins)
+            self._takes_state = False
         # Under a loss scale a gradient is removed again if a later one overflows.
         worker.ready(version, samples, ahead, clears=self._scaler is not None)
 
@@ -306,7 +318,9 @@ class Session:
         joins again and takes the run's state, so what this one does to the replica does not matter."""
         log.warning("worker %d lost the run (%s): it joins again", self.number, error)
         self._lost = True
-        self._skip_step()
+        self._replica.flat.clear()
+        if self._averages:
+            self._replica.skip_step()
         self.last = Step(base, False, 0.0, 0, 0.0, 0.0, "this worker lost the run")
 
     def _is_lost(self, error: RuntimeError) -> bool:
@@ -317,7 +331,7 @@ class Session:
         worker, self._worker = self._connected(), None
         self._lost = self._overflow = self._holds_mean = self._behind = False
         self._loaded = None
-        self._replica.forget_steps()
+        self._replica.steps.forget()
         self._rejoins += 1
         self._missed = 0
         try:
@@ -371,31 +385,41 @@ class Session:
     def _begin_backward(self) -> None:
         if (self._holds_mean or self._pending is not None) and not self._begun:
             self._check_stepped()
+        # A contribution may begin with another scale, for the losses to come.
+        scale = self._loss_scale()
         if not self._begun:
             self._begin_contribution()
         elif any(self._written):
             self._connected().restart()
         self._in_backward = torch._C._current_graph_task_id()
         self._written = [False] * len(self._flat.params)
-        self._scale = self._scaler.get_scale() if self._scaler is not None else 1.0
+        self._scale = scale
         torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _check_stepped(self) -> None:
-        stepped = any(self._replica.stepped) if self._averages else self._pending is None
-        if not stepped and not self._overflow:
+        if not self._has_stepped():
             raise PacelineError(
                 "backward() was called twice without optimizer.step() in between. Call step() after "
                 "each backward(), or accumulate inside session.no_sync() or session.micro_batches()"
             )
 
+    def _has_stepped(self) -> bool:
+        if not self._averages:
+            return self._pending is None
+        return any(self._replica.steps.done) or self._overflow
+
     def _begin_contribution(self) -> None:
-        self._boundary()
+        """Inside a backward pass, which needs the parameters that it began with: a worker that is behind
+        contributes nothing, and catches up after the pass."""
+        if not self._lost:
+            self._boundary()
         if self._hands_out and self._work is None:
             raise PacelineError(
                 "backward() was called for a batch whose contribution is complete. Each batch of the "
                 "loader makes one step: sum the losses, or accumulate inside session.no_sync()"
             )
-        self._get_work()
+        if self._work is None:
+            self._claim_work()
         self._overflow = False
         self._begun = True
         self._connected().begin(self._parts)
@@ -410,10 +434,46 @@ class Session:
                 raise RunEnded(f"the run is over: {self._connected().ended()}")
             self._connected_replication().enter(self._work[1], new_loop=False)
 
+    def _claim_work(self) -> None:
+        """Gets work without a change to the replica: none if this worker is behind the run."""
+        if self._worker is None:
+            self._join(None, (self._batch_size or 1) * self.accumulate)
+            if not (self._takes_state and self._averages):
+                self._make_ready()
+        worker, replication = self._connected(), self._connected_replication()
+        while not self._takes_state and not self._lost:
+            turn = worker.next(PATIENCE)
+            if isinstance(turn, tuple):
+                self._work = turn
+                replication.enter(turn[1], new_loop=False)
+                return
+            if turn == "loaded":
+                return
+            if (ended := worker.ended()) is not None:
+                if not worker.lost():
+                    raise RunEnded(f"the run is over: {ended}")
+                log.warning("worker %d lost the run (%s): it joins again", self.number, ended)
+                self._lost = True
+            elif self._averages:
+                replication.serve(worker.taken())
+
     def _before_forward(self, model: nn.Module, _inputs: Any) -> None:
-        if model.training and torch.is_grad_enabled() and not self._hands_out and not self._begun:
+        # Inside a compiled function this hook would break the graph.
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if self._hands_out or self._begun or torch._C._current_graph_task_id() != -1:
+            return
+        if (self._holds_mean or self._pending is not None) and not self._has_stepped():
+            return
+        # In evaluation mode this may be the pass of a loop that trains, or have nothing to do with the run.
+        if self._worker is None and self._batch_size is None and not model.training:
+            return
+        try:
             self._boundary()
             self._get_work()
+        except RunEnded:
+            if model.training:
+                raise
 
     def _factor(self) -> float:
         """From a gradient in ``.grad`` to the part's gradient sum."""
@@ -512,24 +572,39 @@ class Session:
     def _drop_grads(self) -> None:
         """Nothing of an unfinished micro-batch stays in ``.grad``."""
         self._written = [False] * len(self._flat.params)
-        for slot in self._flat.params:
-            slot.tensor.grad = None
+        self._flat.drop_grads()
 
     # -- Between the contribution and the step -------------------------------------------------------
 
     def _complete(self) -> None:
         """Waits for the round, replays rounds that were missed, and puts the mean into ``.grad``."""
         worker = self._connected()
-        replication = self._connected_replication()
         base = worker.taken()
         samples = self._samples_of_work()
         self._finish_skipped()
         self._begun = False
         self._work = None
         worker.forget()
+        if self._lost or self._takes_state:
+            self._join_late(base)
+        elif self._averages:
+            self._take_mean(base, samples)
         if not self._averages:
             self._pending = (base, samples)
-            return
+
+    def _join_late(self, base: int) -> None:
+        """Gets the run's state after a backward pass that had none to contribute to."""
+        if self._lost:
+            self._join_again()
+        else:
+            self._make_ready()
+        if self._averages:
+            self._replica.steps.forget()
+            self._replica.skip_step()
+            self.last = Step(base, False, 0.0, 0, 0.0, 0.0, "this worker joined the run")
+
+    def _take_mean(self, base: int, samples: int) -> None:
+        worker, replication = self._connected(), self._connected_replication()
         try:
             self._wait_for_version(while_waiting=lambda: replication.serve(base))
             missed = replication.catch_up(takes_last=True) + self._missed
@@ -539,31 +614,26 @@ class Session:
             self._lose(base, error)
             return
         self._rejoins = self._missed = 0
-        self._replica.forget_steps()
+        self._replica.steps.forget()
         if worker.newest() == worker.taken():
-            # This replica has the newest version already.
-            self._skip_step()
+            self._overflow = False
+            self._replica.skip_step()
             replication.tell_replayed(worker.taken())
             self.last = last_step(worker, base, samples, missed)
             return
         replication.step_taken()
-        scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         worker.take(self._flat.array)
         self._flat.remember()
         self._flat.statistics()
         self._overflow = self._flat.overflowed
-        self._flat.grads(scale, overflow=self._overflow)
+        self._flat.grads(self._loss_scale(), overflow=self._overflow)
         self._holds_mean = True
         closed = worker.closed(worker.taken() - 1)
         self._mean_weight = closed[2] if closed is not None else self._reference
         self.last = last_step(worker, base, samples, missed)
 
-    def _skip_step(self) -> None:
-        """Makes the optimizer's step to come change nothing."""
-        # An infinity makes a scaler skip the step. Without one, optimizers skip absent gradients.
-        self._overflow = self._scaler is not None
-        for slot in self._flat.params:
-            slot.tensor.grad = torch.full_like(slot.tensor, float("inf")) if self._overflow else None
+    def _loss_scale(self) -> float:
+        return self._scaler.get_scale() if self._scaler is not None else 1.0
 
     def _samples_of_work(self) -> int:
         if self._work is None or not self._work[2]:
@@ -583,6 +653,7 @@ class Session:
 
     def _boundary(self) -> None:
         """The step on the last mean is over: its record goes to workers that will miss it."""
+        self._flat.check_frozen()
         if self._lost:
             self._join_again()
         replication = self._replication
@@ -605,18 +676,9 @@ class Session:
             replication.tell_stepped(self._loaded)
         self._behind, self._loaded = False, None
 
-    def _scale_rates(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._lr_scaling is None or self._replica.replaying or self.last is None:
-            return
-        factor = _native.lr_factor(self._lr_scaling, self._mean_weight, self._reference)
-        for group in optimizer.param_groups:
-            self._unscaled.append((group, group["lr"]))
-            group["lr"] = group["lr"] * factor
-
-    def _unscale_rates(self, *_: Any) -> None:
-        for group, rate in self._unscaled:
-            group["lr"] = rate
-        self._unscaled.clear()
+    def _lr_factor(self) -> float:
+        assert self._lr_scaling is not None
+        return _native.lr_factor(self._lr_scaling, self._mean_weight, self._reference)
 
     def _next_work(self, epoch: int | None = None) -> Work | None:
         """The next work: version, epoch, ranges. ``None`` when the run or ``epoch`` is over."""

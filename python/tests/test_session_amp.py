@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import paceline
@@ -126,7 +127,7 @@ def test_a_scaler_that_is_switched_off_does_not_spread_a_nan(serve: Any) -> None
         return values(model)
 
     found, error = together(2, worker)
-    assert "is not finite (worker 1, round 2)" in str(error)
+    assert re.search(r"is not finite \(worker \d, round 2\)", str(error))
     assert all(value.isfinite().all() for value in found)
 
 

@@ -102,6 +102,22 @@ def test_a_dtype_that_does_not_travel_is_refused_with_its_parameter() -> None:
         paceline.init(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+@pytest.mark.parametrize("mode", ["mean", "server"])
+def test_a_parameter_that_is_unfrozen_later_is_named(serve: Any, mode: str) -> None:
+    model = mlp()
+    model[0].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with session_of(serve(1), model, optimizer, mode=mode) as session:
+        loader = session.loader(data(), batch_size=4)
+        with pytest.raises(paceline.PacelineError, match=r"`0\.weight` was frozen at paceline\.init"):
+            for at, (_, x, y) in enumerate(loader):
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+                assert at < 2
+                model[0].weight.requires_grad_(at == 1)
+
+
 @pytest.mark.parametrize(
     ("make", "named"),
     [

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +29,10 @@ class Workers:
 
     def prepare(self, server: Server, count: int, policy: str, pace: float = 0.01) -> None:
         """Starts processes that wait for a line before they join."""
-        words = [server.address, str(SAMPLES), str(EPOCHS), str(pace), policy]
+        self.prepare_at(server.address, count, policy, pace)
+
+    def prepare_at(self, address: str, count: int, policy: str, pace: float = 0.01) -> None:
+        words = [address, str(SAMPLES), str(EPOCHS), str(pace), policy]
         started = [spawn("session_loop.py", *words) for _ in range(count)]
         self.processes += started
         for process in started:
@@ -144,3 +149,58 @@ def test_ctrl_c_ends_a_worker_that_waits(serve: Any, workers: Workers) -> None:
     _, errors = process.communicate(timeout=20)
     assert "KeyboardInterrupt" in errors
     assert time.monotonic() - sent < 5
+
+
+class Silence:
+    """An address whose first connections reach a server, and whose later ones get no answer."""
+
+    def __init__(self, server: Server | None, answered: int) -> None:
+        self._server = server
+        self._answered = answered
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.silent = threading.Event()
+        self._held: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self._held.append(client)
+            if self._server is None or self._answered == 0:
+                self.silent.set()
+                continue
+            self._answered -= 1
+            host, _, port = self._server.address.rpartition(":")
+            server = socket.create_connection((host, int(port)))
+            for pair in ((client, server), (server, client)):
+                threading.Thread(target=self._forward, args=pair, daemon=True).start()
+
+    @staticmethod
+    def _forward(source: socket.socket, to: socket.socket) -> None:
+        while data := source.recv(1 << 16):
+            to.sendall(data)
+        to.close()
+
+    def close(self) -> None:
+        self._listener.close()
+        for connection in self._held:
+            connection.close()
+
+
+@pytest.mark.parametrize("answered", [0, 1], ids=["offer", "join"])
+def test_ctrl_c_ends_a_worker_whose_server_does_not_answer(
+    serve: Any, workers: Workers, answered: int
+) -> None:
+    silence = Silence(serve(1) if answered else None, answered)
+    workers.prepare_at(silence.address, 1, "full")
+    workers.begin(0)
+    assert silence.silent.wait(60)
+    process = workers.processes[0]
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert "KeyboardInterrupt" in errors
+    silence.close()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import paceline
+import pytest
 import torch
 from torch import nn
 from workers import (
@@ -206,6 +207,48 @@ def test_a_compiled_model_trains_as_the_plain_one(serve: Any) -> None:
     plain = mlp()
     expected = alone(plain, torch.optim.SGD(plain.parameters(), lr=0.1), by_round([fitted]))
     assert_close(fitted.values, expected)
+
+
+@pytest.mark.parametrize("compiled_first", [True, False])
+def test_a_loop_over_its_own_data_does_not_break_the_graph_of_a_compiled_model(
+    serve: Any, compiled_first: bool
+) -> None:
+    torch._dynamo.reset()
+    model = mlp()
+    compiled: Any = torch.compile(model, backend="eager", fullgraph=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = paceline.init(
+        compiled if compiled_first else model, optimizer, server=serve(1).address, batch_size=4
+    )
+    _, x, y = data().tensors
+    for at in range(0, 12, 4):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(compiled(x[at : at + 4]), y[at : at + 4]).backward()
+        assert session.last is not None and session.last.used
+        optimizer.step()
+    session.close()
+
+
+def test_a_fused_optimizer_steps_in_the_layout_channels_last_as_it_does_alone(serve: Any) -> None:
+    x = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    x = x.contiguous(memory_format=torch.channels_last)
+
+    def train(address: str | None) -> list[torch.Tensor]:
+        layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)]
+        model: Any = seeded(nn.Sequential(*layers)).to(memory_format=torch.channels_last)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+        session = None
+        if address is not None:
+            session = paceline.init(model, optimizer, server=address, batch_size=8)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        if session is not None:
+            session.close()
+        return values(model)
+
+    assert_close(train(serve(1).address), train(None))
 
 
 def accumulating(server: Server, samples: int) -> tuple[list[list[int]], list[torch.Tensor]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import paceline
 import pytest
 import torch
 from torch import nn
-from workers import alone, assert_close, assert_identical, by_round, fit, mlp, together
+from workers import alone, assert_close, assert_identical, by_round, data, fit, mlp, together
 
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:
@@ -53,3 +54,24 @@ def test_the_shards_step_as_torch_does_with_groups_and_a_scheduler(serve: Any, n
     optimizer = make(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.5)
     assert_close(fitted[0].values, alone(model, optimizer, by_round(fitted), scheduler), rtol)
+
+
+def test_a_compiled_model_among_several_keeps_its_names(serve: Any) -> None:
+    server = serve(2, policy="full")
+
+    def worker(number: int) -> Any:
+        models: list[Any] = [mlp(), mlp()]
+        params = [param for model in models for param in model.parameters()]
+        if number == 0:
+            models[0] = torch.compile(models[0], backend="eager")
+        optimizer = torch.optim.SGD(params, lr=0.1)
+        session = paceline.init(
+            models, optimizer, server=server.address, mode="server", policy="full", epochs=1
+        )
+        for _, x, y in session.loader(data(), batch_size=8):
+            nn.functional.mse_loss(models[0](x) + models[1](x), y).backward()
+            optimizer.step()
+        session.close()
+        return [param.detach().clone() for param in params]
+
+    assert_identical(together(2, worker))

@@ -110,6 +110,21 @@ def test_changed_gradients_are_replayed_or_the_state_is_taken(serve: Any, change
     assert_follows(outcomes, misses=change is clip)
 
 
+def test_a_gradient_of_zero_may_be_changed(serve: Any) -> None:
+    server = serve(1, policy="full")
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = paceline.init(model, optimizer, server=server.address, epochs=1)
+    for _, x, _ in session.loader(data(), batch_size=12):
+        optimizer.zero_grad()
+        (model(x).sum() * 0.0).backward()
+        for param in model.parameters():
+            assert param.grad is not None
+            param.grad += 1.0
+        optimizer.step()
+    session.close()
+
+
 def test_half_precision_and_a_scaler(serve: Any) -> None:
     server = serve(3, policy="static:2")
 

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     ops::ControlFlow,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -28,6 +28,8 @@ use pyo3::{
     pyclass, pyfunction, pymethods,
     types::{PyAnyMethods, PyBytes, PyDict, PyDictMethods},
 };
+
+use crate::interrupt::interruptible;
 
 /// An epoch, and ranges of positions in its order.
 type PortionOf = (u32, Vec<(u32, u32)>);
@@ -68,8 +70,9 @@ impl Worker {
     ) -> PyResult<Self> {
         let transport = if tcp { Transport::Tcp } else { Transport::Auto };
         let config = WorkerConfig { address, token, wish, name, faults: None, transport };
-        let join = || Embedded::join(config.clone(), Box::new(Tcp), wait_for_answers);
-        let embedded = py.detach(join).map_err(failed)?;
+        let joining = config.clone();
+        let join = move || Embedded::join(joining, Box::new(Tcp), wait_for_answers);
+        let embedded = interruptible(py, join)?.map_err(failed)?;
         Ok(Worker { embedded, config, order: Mutex::new(EpochOrder::none()) })
     }
 
@@ -292,11 +295,10 @@ impl Worker {
 
     /// The newest state that the server has.
     fn download_state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let job = self.embedded.job();
-        let fetch = |progress: Progress<'_>| {
-            state::download(&self.config, &Tcp, (job.worker, job.session), progress)
-        };
-        let (_, bytes) = interruptible(py, fetch)?;
+        let (job, config) = (self.embedded.job(), self.config.clone());
+        let me = (job.worker, job.session);
+        let (_, bytes) =
+            transfer(py, move |progress| state::download(&config, &Tcp, me, progress))?;
         Ok(PyBytes::new(py, &bytes))
     }
 
@@ -328,24 +330,20 @@ impl Worker {
 }
 
 /// Runs a transfer that Ctrl-C ends.
-fn interruptible<T: Send>(
+fn transfer<T: Send + 'static>(
     py: Python<'_>,
-    transfer: impl FnOnce(Progress<'_>) -> Result<T, WorkerError> + Send,
+    run: impl FnOnce(Progress<'_>) -> Result<T, WorkerError> + Send + 'static,
 ) -> PyResult<T> {
-    let mut interrupt = None;
-    let done = py.detach(|| {
-        transfer(&mut |_, _| match Python::attach(|py| py.check_signals()) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(error) => {
-                interrupt = Some(error);
-                ControlFlow::Break(())
-            }
+    let wanted = Arc::new(());
+    let waiting = Arc::downgrade(&wanted);
+    let done = interruptible(py, move || {
+        run(&mut |_, _| match waiting.strong_count() {
+            0 => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
         })
     });
-    match interrupt {
-        Some(error) => Err(error),
-        None => done.map_err(failed),
-    }
+    drop(wanted);
+    done?.map_err(failed)
 }
 
 /// A tensor's name, shape and parameter group.
@@ -386,12 +384,12 @@ pub(crate) fn offer(
         settings,
     };
     let config = WorkerConfig { address, token, ..WorkerConfig::default() };
-    match py.detach(|| state::offer(&config, &Tcp, &offer)).map_err(failed)? {
+    match interruptible(py, move || state::offer(&config, &Tcp, &offer))?.map_err(failed)? {
         Offered::Keep => Ok(None),
         Offered::Take { version, differing } => Ok(Some((version.0, differing))),
         Offered::Define(upload) => {
             let blob: Vec<u8> = state.call0()?.extract()?;
-            interruptible(py, |progress| upload.send(&blob, progress))?;
+            transfer(py, move |progress| upload.send(&blob, progress))?;
             Ok(None)
         }
     }

@@ -141,9 +141,10 @@ impl ShardConnection {
 
     /// Whether this block is the shard's.
     pub(crate) fn has_block(&self, block: u32) -> bool {
-        self.blocks.first().zip(self.blocks.last()).is_some_and(|(first, last)| {
-            (first.0..=last.0).contains(&block)
-        })
+        self.blocks
+            .first()
+            .zip(self.blocks.last())
+            .is_some_and(|(first, last)| (first.0..=last.0).contains(&block))
     }
 
     /// Bytes of an answer: all values, unless they are in shared memory.

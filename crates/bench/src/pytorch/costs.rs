@@ -16,6 +16,9 @@ use super::{
 
 const MIB: f64 = (1 << 20) as f64;
 
+/// Measurements of the recorder, each in a process of its own.
+const RECORDER_REPEATS: usize = 5;
+
 /// The most samples of an epoch: all workloads have more.
 const SAMPLES: usize = 2560;
 
@@ -52,6 +55,10 @@ pub(super) fn run(python: &Python, report: &mut Report) -> Result<()> {
         );
         report.tell(&figure("first_step_s", &costs.system), costs.first_step, note);
     }
+    let repeats = if report.quick() { 1 } else { RECORDER_REPEATS };
+    let costs: Result<Vec<f64>> = (0..repeats).map(|_| python.recorder_us()).collect();
+    let note = "µs per step of paceline.record around a loop that does nothing else";
+    report.tell("recorder_us", median(&costs?), note);
     if report.quick() {
         report.skip("gpt-10m_memory", "stated", "takes minutes");
         return Ok(());

@@ -98,6 +98,18 @@ impl Python {
         output.map_or(String::new(), |out| String::from_utf8_lossy(&out.stdout).trim().to_owned())
     }
 
+    /// What the recorder adds to a step of a training loop, in microseconds.
+    pub(super) fn recorder_us(&self) -> Result<f64> {
+        let code = "from paceline.recorder import cost; print(cost())";
+        let output = Command::new(&self.interpreter).args(["-c", code]).output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let failed = || {
+            let why = String::from_utf8_lossy(&output.stderr);
+            format!("the recorder's cost is unknown: {}", why.lines().last().unwrap_or("no output"))
+        };
+        said.trim().parse().with_context(failed)
+    }
+
     /// Trains and measures; results of all workers.
     pub(super) fn train(
         &self,

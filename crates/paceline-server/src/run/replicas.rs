@@ -17,6 +17,9 @@ const RECORD_BYTES: usize = 64 << 20;
 /// The longest record, in bytes.
 const MAX_RECORD: usize = 1 << 20;
 
+/// The most bytes of records in an answer; a worker asks again for the rest.
+const ANSWER_BYTES: usize = 2 << 20;
+
 /// Hash reports of a version are judged at the latest when one of this many versions later arrives.
 const JUDGED_AFTER: u64 = 2;
 
@@ -112,15 +115,22 @@ impl Replicas {
         waiting.into_iter().filter_map(|worker| self.answer(worker)).collect()
     }
 
-    /// The records from the first version that is wanted and kept, without a gap.
+    /// The records from the first version that is wanted and kept, without a gap, as many as fit into an
+    /// answer.
     fn answer(&mut self, worker: WorkerId) -> Option<(WorkerId, ToWorker)> {
         let (wanted, last) = self.waiting.remove(&worker)?;
         let mut kept = self.records.range(wanted..=last).peekable();
         let first = kept.peek().map_or(wanted, |(version, _)| **version);
+        let mut bytes = 0;
+        let fits = |record: &Vec<u8>| {
+            bytes += record.len();
+            bytes <= ANSWER_BYTES
+        };
         let records = kept
             .zip(first.0..)
             .take_while(|((version, _), due)| version.0 == *due)
             .map(|((_, record), _)| record.clone())
+            .take_while(fits)
             .collect();
         Some((worker, ToWorker::Records { first, records }))
     }
@@ -241,6 +251,8 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
+    use paceline_wire::frame::encode_control;
+
     use super::*;
 
     const W: [WorkerId; 4] = [WorkerId(0), WorkerId(1), WorkerId(2), WorkerId(3)];
@@ -271,6 +283,20 @@ mod tests {
         }
         let told = replicas.want(W[0], (Version(2), Version(7)), 4);
         assert_eq!(told, [(W[0], records(6, &["x", "x"]))]);
+    }
+
+    #[test]
+    fn an_answer_fits_into_a_message() {
+        let mut replicas = Replicas::default();
+        for version in 1..=9 {
+            replicas.stepped(W[0], Version(version), vec![7; MAX_RECORD]);
+        }
+        let (_, told) = replicas.want(W[3], (Version(1), Version(9)), 4).remove(0);
+        assert_eq!(
+            told,
+            ToWorker::Records { first: Version(1), records: vec![vec![7; MAX_RECORD]; 2] }
+        );
+        assert!(encode_control(&told).is_ok());
     }
 
     #[test]

@@ -1,0 +1,29 @@
+"""A script as users start it, with nothing said of a server: prints the worker, its samples and its parameters."""
+
+from __future__ import annotations
+
+import json
+
+import paceline
+import torch
+from torch import nn
+from workers import data, mlp
+
+torch.set_num_threads(1)
+model = mlp()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = paceline.init(model, optimizer, epochs=1, policy="full")
+seen = []
+for index, x, y in session.loader(data(), batch_size=4):
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    seen += index.tolist()
+outcome = {
+    "worker": session.number,
+    "server": session._run.address if session._run is not None else None,
+    "seen": seen,
+    "parameters": [param.tolist() for param in model.parameters()],
+}
+session.close()
+print("outcome", json.dumps(outcome), flush=True)
