@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,17 @@ from torch import Tensor, nn
 from workers import assert_identical, data, seeded, together, values
 
 
-class Guard(torch.autograd.Function):
-    """Fails in its first backward pass."""
+class OnePass(threading.local):
+    """Whether the next backward pass of this worker, which is a thread, fails."""
 
-    broken = False
+    fails = False
+
+
+ONE_PASS = OnePass()
+
+
+class Guard(torch.autograd.Function):
+    """Fails in a backward pass that is to fail."""
 
     @staticmethod
     def forward(_ctx: Any, x: Tensor) -> Tensor:
@@ -23,8 +31,8 @@ class Guard(torch.autograd.Function):
 
     @staticmethod
     def backward(_ctx: Any, grad: Tensor) -> Tensor:
-        if Guard.broken:
-            Guard.broken = False
+        if ONE_PASS.fails:
+            ONE_PASS.fails = False
             raise ValueError("broken")
         return grad
 
@@ -93,7 +101,7 @@ def test_a_backward_pass_that_failed_is_replaced_by_the_next(
 ) -> None:
     def twice(model: nn.Module, x: Tensor, y: Tensor, session: paceline.Session) -> None:
         if session.number == 1 and session.round == 2:
-            Guard.broken = True
+            ONE_PASS.fails = True
             with pytest.raises(ValueError, match="broken"):
                 # A loss that nothing of may reach the parameters.
                 session.backward(1e6 * nn.functional.mse_loss(model(x), y))
