@@ -13,8 +13,8 @@ pub use deadlines::{Deadlines, deadlines};
 pub use hindsight::{Hindsight, hindsight};
 pub use read::{Position, Problem, ReadOptions, TraceError, read};
 pub use synthetic::{
-    Cluster, GENERATORS, Generator, Key, Phases, RoundSource, SyntheticSpec, SyntheticSpecError,
-    generate, sample,
+    Cluster, GENERATORS, Generator, Key, Phases, RandomCluster, RandomClusters, RoundSource,
+    SyntheticSpec, SyntheticSpecError, generate, sample,
 };
 pub use trace::{Cell, MicroBatches, Trace, Unit};
 pub use write::write_csv;

@@ -26,7 +26,7 @@ pub(crate) struct TraceArgs {
     synthetic: Vec<SyntheticSpec>,
     /// Seed of drawn traces
     #[arg(long, default_value_t = 1)]
-    seed: u64,
+    pub(crate) seed: u64,
     /// Names of the columns for iteration, worker and seconds, if not the usual ones
     #[arg(long, value_name = "ITER,WORKER,SECONDS", value_parser = columns)]
     columns: Option<[String; 3]>,

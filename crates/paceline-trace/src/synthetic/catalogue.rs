@@ -7,6 +7,7 @@ use super::{
     cluster::ClusterModel,
     drift::DriftModel,
     incident::{Incident, workers_of},
+    mixed,
     noise::Noise,
     regimes::RegimeModel,
     stalls::StallModel,
@@ -38,11 +39,11 @@ pub struct Key {
     pub whole: bool,
 }
 
-const fn whole(name: &'static str, default: f64, least: f64, most: f64) -> Key {
+pub(super) const fn whole(name: &'static str, default: f64, least: f64, most: f64) -> Key {
     Key { name, default, range: least..=most, whole: true }
 }
 
-const fn real(name: &'static str, default: f64, least: f64, most: f64) -> Key {
+pub(super) const fn real(name: &'static str, default: f64, least: f64, most: f64) -> Key {
     Key { name, default, range: least..=most, whole: false }
 }
 
@@ -91,7 +92,7 @@ const fn scale(default: f64) -> Key {
 }
 
 /// All generators: the presets, then the general forms.
-pub static GENERATORS: [Generator; 15] = [
+pub static GENERATORS: [Generator; 16] = [
     Generator {
         name: "nodes158",
         about: "158 workers on 4 nodes that are fast or slow for a while",
@@ -229,6 +230,12 @@ pub static GENERATORS: [Generator; 15] = [
             whole("for", 0.0, 0.0, 1e9),
         ],
         model: |spec| ClusterModel { incident: Some(failure(spec)), ..log_normal(spec) },
+    },
+    Generator {
+        name: "mixed",
+        about: "any mixture: skewed noise, minorities, nodes, stalls, drifts, shifts, a coarse clock",
+        keys: mixed::KEYS,
+        model: mixed::model,
     },
 ];
 

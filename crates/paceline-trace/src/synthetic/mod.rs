@@ -6,9 +6,14 @@
 mod catalogue;
 mod cluster;
 mod drift;
+mod features;
 mod incident;
+mod minority;
+mod mixed;
 mod noise;
+mod random;
 mod regimes;
+mod shifts;
 mod spec;
 mod stalls;
 #[cfg(test)]
@@ -17,6 +22,7 @@ mod stream;
 
 pub use catalogue::{GENERATORS, Generator, Key};
 pub use cluster::Cluster;
+pub use random::{RandomCluster, RandomClusters};
 pub use spec::{Phases, SyntheticSpec, SyntheticSpecError};
 
 use crate::{Cell, Trace, Unit};
@@ -26,7 +32,8 @@ pub trait RoundSource {
     /// The number of workers: the length of every row.
     fn workers(&self) -> usize;
 
-    /// The unit of `elapsed`: the mean run-time without slow nodes, stalls and incidents.
+    /// The unit of `elapsed`: the mean run-time without slow nodes, minorities, stalls, shifts and other
+    /// incidents.
     fn undisturbed_mean(&self) -> f64;
 
     /// Writes the run-times of the next round into `row`; NaN is absent. `elapsed` is how long the

@@ -14,6 +14,9 @@ pub(super) enum Component {
     Slowness = 4,
     Noise = 5,
     Stall = 6,
+    Minority = 7,
+    Roving = 8,
+    Shift = 9,
 }
 
 /// The draws of one component.
@@ -33,6 +36,20 @@ impl ComponentStream {
         ComponentStream(rng)
     }
 
+    /// Stream `number` of a `purpose` besides the components, under `seed`.
+    pub(super) fn numbered(seed: u64, purpose: u64, number: u64) -> ComponentStream {
+        let mut key = [0; 32];
+        for (bytes, part) in key.chunks_exact_mut(8).zip([seed, purpose, number]) {
+            bytes.copy_from_slice(&part.to_le_bytes());
+        }
+        ComponentStream(ChaCha8Rng::from_seed(key))
+    }
+
+    /// A seed for a cluster, below 2³² for short commands.
+    pub(super) fn seed(&mut self) -> u64 {
+        u64::from(self.0.random::<u32>())
+    }
+
     /// Standard normal.
     pub(super) fn normal(&mut self) -> f64 {
         StandardNormal.sample(&mut self.0)
@@ -46,6 +63,11 @@ impl ComponentStream {
     /// Uniform over 0 ≤ u < 1.
     pub(super) fn uniform(&mut self) -> f64 {
         self.0.random()
+    }
+
+    /// A whole number below `end`, each as likely as the others to 2⁻⁵³.
+    pub(super) fn below(&mut self, end: usize) -> usize {
+        ((self.uniform() * end as f64) as usize).min(end - 1)
     }
 
     /// Uniform over 0 < u ≤ 1.

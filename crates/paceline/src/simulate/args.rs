@@ -7,13 +7,15 @@ use paceline_core::{Enough, Straggler};
 use paceline_policy::{PolicySpec, PolicySpecError};
 use paceline_sim::SystemSpec;
 
-use super::study::Study;
+use super::{clusters::ClusterArgs, study::Study};
 use crate::traces::{TraceArgs, not_negative};
 
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
     #[command(flatten)]
     pub(super) traces: TraceArgs,
+    #[command(flatten)]
+    pub(super) clusters: ClusterArgs,
     /// Policies, separated by commas (`paceline policies` lists them); also oracle and best-static,
     /// which know the future
     #[arg(

@@ -1,6 +1,7 @@
 //! `paceline simulate`: the rate of each policy on recorded or synthetic run-times.
 
 mod args;
+mod clusters;
 mod report;
 mod study;
 mod system;
@@ -38,11 +39,16 @@ Examples:
   paceline simulate times.csv --system lan:stop-every=20,stop-for=5s --pull auto --max-stale 8
                                                            a slow shard that is not waited for
   paceline simulate times.csv --html page.html             charts of the cutoff over time
+  paceline simulate --random 300 --seed 1 --policy full,auto,filter --parts
+                                                           300 random clusters, the parts of auto too
 
 A policy never sees a run-time past the cut, only that it is longer (--straggler abort).
 Exit codes: 0 done, 1 a trace cannot be read or a file cannot be written, 2 wrong usage.";
 
 pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode> {
+    if let Some(count) = args.clusters.random() {
+        return clusters::random(args, count);
+    }
     let sources = args.traces.sources();
     let model = model::load(args.run_time_model.as_deref())?;
     let mut report = args.html.as_ref().map(|_| SimulationReport::new());
