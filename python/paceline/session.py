@@ -861,10 +861,18 @@ def init(
 
 def _models(model: Any) -> dict[str, nn.Module]:
     if isinstance(model, nn.Module):
-        return {"": model}
-    if isinstance(model, Mapping):
-        return dict(model)
-    return {str(place): each for place, each in enumerate(model)}
+        models = {"": model}
+    elif isinstance(model, Mapping):
+        models = dict(model)
+    else:
+        models = {str(place): each for place, each in enumerate(model)}
+    for each in models.values():
+        if isinstance(each, nn.parallel.DistributedDataParallel):
+            raise PacelineError(
+                "the model is wrapped in DistributedDataParallel, which waits for all ranks in every "
+                "backward pass. Give paceline.init the model itself: Paceline exchanges the gradients"
+            )
+    return models
 
 
 def _listed(value: Any, kind: type | None) -> list[Any]:

@@ -102,6 +102,18 @@ def test_a_dtype_that_does_not_travel_is_refused_with_its_parameter() -> None:
         paceline.init(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def test_a_model_that_is_still_wrapped_for_ddp_is_refused() -> None:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(mlp())
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        with pytest.raises(paceline.PacelineError, match="wrapped in DistributedDataParallel"):
+            paceline.init(wrapped, optimizer)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("mode", ["mean", "server"])
 def test_a_parameter_that_is_unfrozen_later_is_named(serve: Any, mode: str) -> None:
     model = mlp()
