@@ -77,6 +77,7 @@ class LedgerLoader:
         )
         self._inner = self._make_inner()
         self._pins = pin_memory and torch.cuda.is_available()
+        self._pin: Callable[[Any], Any] = torch.utils.data._utils.pin_memory.pin_memory
         # One lease more than are prefetched, so that the sampler always has the next one.
         per_lease = session.accumulate
         ahead = -(-depth // per_lease) + 1 if depth else 0
@@ -105,9 +106,7 @@ class LedgerLoader:
             items = getattr(self.dataset, "__getitems__", None)
             samples = items(indices) if items is not None else [self.dataset[i] for i in indices]
             batch = self._inner.collate_fn(samples)
-            if self._pins:
-                batch = torch.utils.data._utils.pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call]
-            yield batch
+            yield self._pin(batch) if self._pins else batch
 
 
 class Prefetched:

@@ -134,7 +134,7 @@ class Session:
                 self._replica.steps.lr_factor = self._lr_factor
         else:
             for optimizer in optimizers:
-                optimizer.step = self._server_step()  # type: ignore[method-assign, assignment]
+                vars(optimizer)["step"] = self._server_step()
 
     # -- What the training loop calls ---------------------------------------------------------------
 

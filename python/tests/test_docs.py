@@ -30,6 +30,33 @@ def test_an_example_adds_five_lines_at_most(name):
     assert len([line for line in added if "session" in line or "paceline" in line]) <= 5, added
 
 
+PLACEHOLDERS = r"…|\b[ABNV]\b|HOST:PORT|`"
+"""The parts of a message that differ from case to case."""
+
+
+def messages() -> list[str]:
+    """The messages of the guide's table of errors."""
+    table = (ROOT / "docs" / "pytorch.md").read_text().split("\n## Errors\n")[1]
+    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
+    return [a or b for row in rows for a, b in re.findall(r"`` ?(.*?) ?``|`([^`]+)`", row)]
+
+
+@pytest.fixture(scope="module")
+def sources() -> str:
+    """All code that writes messages, with texts that span several lines put together."""
+    files = [*(ROOT / "python" / "paceline").rglob("*.py"), *(ROOT / "crates").glob("*/src/**/*.rs")]
+    text = "\n".join(file.read_text() for file in files)
+    return re.sub(r"""\\\n\s*|["']\s*\n\s*f?["']""", "", text).replace('\\"', '"')
+
+
+@pytest.mark.parametrize("message", messages())
+def test_every_message_of_the_table_of_errors_is_in_the_sources(message, sources):
+    fixed = [part.strip(" ():,") for part in re.split(PLACEHOLDERS, message.removeprefix("refused: "))]
+    fixed = [part for part in fixed if len(part) > 2]
+    assert fixed
+    assert [part for part in fixed if part not in sources] == []
+
+
 def difference(name: str) -> str:
     """The unified diff from the DDP twin, without context and without the modules' docstrings."""
     ddp, ours = (code(EXAMPLES / f"{name}{twin}.py") for twin in ("_ddp", ""))
