@@ -118,7 +118,9 @@ fn used(path: &Path) -> u64 {
     Ledger::resume(&saved.ledger, SAMPLES, None).unwrap().counts().used
 }
 
+/// Interrupts the run once it has started: before, there would be no outcome.
 fn interrupted(mut server: Server) -> Outcome {
+    server.wait_for(|event| matches!(event, EventKind::RunStarted { .. }));
     server.interrupt();
     server.join().0.unwrap()
 }
