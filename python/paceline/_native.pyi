@@ -8,6 +8,7 @@ from numpy import float32
 from numpy.typing import NDArray
 
 __all__ = [
+    "ConnectionLost",
     "Trace",
     "Worker",
     "analyze",
@@ -17,6 +18,9 @@ __all__ = [
     "offer",
     "simulate",
 ]
+
+class ConnectionLost(RuntimeError):
+    """The connection to the run failed, or the run refused this worker."""
 
 def main(arguments: Sequence[str], program: Sequence[str]) -> int:
     """Runs the command line with these arguments and returns its exit code. `program` is the command
@@ -112,8 +116,9 @@ class Worker:
     def clear(self, at: int, len: int) -> None:
         """Removes everything that was written to these elements. Only for a worker that `clears`."""
 
-    def restart(self) -> None:
-        """The current micro-batch is computed again from its start."""
+    def restart(self) -> bool:
+        """The current micro-batch is computed again from its start. False if it cannot be: a part of it
+        was added to earlier ones."""
 
     def finish(self, weight: float, loss: float | None, rates: Sequence[float]) -> bool:
         """The current micro-batch is done; returns whether the rest may still count."""
@@ -186,6 +191,7 @@ def offer(
     *,
     tensors: Sequence[tuple[str, Sequence[int], int]],
     hashes: Sequence[int],
+    frozen_bytes: int,
     optimizers: Sequence[str] | None,
     samples: int | None,
     batch: int,

@@ -16,6 +16,6 @@ mod _native {
         analysis::{analyze, simulate},
         command_line::main,
         trace::Trace,
-        worker::{Worker, hash_values, lr_factor, offer},
+        worker::{ConnectionLost, Worker, hash_values, lr_factor, offer},
     };
 }

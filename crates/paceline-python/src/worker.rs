@@ -23,7 +23,7 @@ use paceline_worker::{
     state::{self, Offered, Progress},
 };
 use pyo3::{
-    Bound, IntoPyObjectExt, Py, PyAny, PyResult, Python,
+    Bound, IntoPyObjectExt, Py, PyAny, PyResult, Python, create_exception,
     exceptions::{PyRuntimeError, PyValueError},
     pyclass, pyfunction, pymethods,
     types::{PyAnyMethods, PyBytes, PyDict, PyDictMethods},
@@ -42,8 +42,15 @@ pub(crate) struct Worker {
     order: Mutex<EpochOrder>,
 }
 
+create_exception!(
+    paceline._native,
+    ConnectionLost,
+    PyRuntimeError,
+    "The connection to the run failed, or the run refused this worker."
+);
+
 fn failed(error: WorkerError) -> pyo3::PyErr {
-    PyRuntimeError::new_err(error.to_string())
+    ConnectionLost::new_err(error.to_string())
 }
 
 fn patience(seconds: f64) -> PyResult<Duration> {
@@ -173,9 +180,10 @@ impl Worker {
         self.embedded.clear(at, len);
     }
 
-    /// The current micro-batch is computed again from its start.
-    fn restart(&self) {
-        self.embedded.restart();
+    /// The current micro-batch is computed again from its start. False if it cannot be: a part of it was
+    /// added to earlier ones.
+    fn restart(&self) -> bool {
+        self.embedded.restart()
     }
 
     #[pyo3(signature = (weight, loss, rates))]
@@ -354,7 +362,7 @@ type Tensor = (String, Vec<usize>, u32);
 /// places of tensors whose initial values differ.
 #[pyfunction]
 #[pyo3(signature = (
-    address, token, *, tensors, hashes, optimizers, samples, batch, seed, micro_batches, settings, state
+    address, token, *, tensors, hashes, frozen_bytes, optimizers, samples, batch, seed, micro_batches, settings, state
 ))]
 #[expect(clippy::too_many_arguments, reason = "one keyword argument for each field of an offer")]
 pub(crate) fn offer(
@@ -363,6 +371,7 @@ pub(crate) fn offer(
     token: Option<String>,
     tensors: Vec<Tensor>,
     hashes: Vec<u64>,
+    frozen_bytes: u64,
     optimizers: Option<Vec<String>>,
     samples: Option<u32>,
     batch: u32,
@@ -375,6 +384,7 @@ pub(crate) fn offer(
     let offer = Offer {
         tensors: tensors.into_iter().map(spec).collect(),
         hashes,
+        frozen_bytes,
         update: update(optimizers)?,
         samples,
         batch,

@@ -14,7 +14,7 @@ use crate::{
     config::{ResumedOffer, ServerConfig, Start},
     input::{InitialState, Input, OfferAnswer, OfferCall},
     run::{Entrance, OfferedOrigin, Origin, ServerError},
-    state::StateBlob,
+    state::{MAX_FROZEN_BYTES, StateBlob},
 };
 
 /// The most parameters of an offered model: 64 GiB as `f32`.
@@ -49,7 +49,7 @@ impl Entrance {
                 break (config, resumed.origin(offer));
             }
             let (states, state) = oneshot::channel();
-            let bound = StateBlob::bound(layout.total());
+            let bound = StateBlob::bound(layout.total(), offer.frozen_bytes);
             let _ = reply.send(Ok(OfferAnswer::Define { bound, states }));
             let Ok(InitialState { blob, reply }) = state.await else {
                 tracing::warn!(
@@ -117,6 +117,13 @@ fn prepare(
     if offer.hashes.len() != offer.tensors.len() {
         let (hashes, tensors) = (offer.hashes.len(), offer.tensors.len());
         return Err(format!("the offer has {hashes} hashes for {tensors} tensors"));
+    }
+    if offer.frozen_bytes > MAX_FROZEN_BYTES {
+        return Err(format!(
+            "frozen parameters and buffers of {} GiB are more than the {} GiB that a server takes",
+            offer.frozen_bytes >> 30,
+            MAX_FROZEN_BYTES >> 30
+        ));
     }
     let config = plan(offer)?;
     config.check().map_err(|error| error.to_string())?;

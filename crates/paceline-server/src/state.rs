@@ -13,6 +13,9 @@ const BYTES_PER_PARAMETER: u64 = 64;
 /// Bytes that any state may have besides.
 const BYTES_BESIDES: u64 = 64 << 20;
 
+/// The most bytes of frozen parameters and buffers: the server keeps a state in memory.
+pub(crate) const MAX_FROZEN_BYTES: u64 = 64 << 30;
+
 /// Prefix of the parameters' names in a state.
 const PARAMETERS: &str = "model.";
 
@@ -24,9 +27,10 @@ pub(crate) struct StateBlob {
 }
 
 impl StateBlob {
-    /// The longest state of a model with so many parameters.
-    pub(crate) fn bound(parameters: usize) -> u64 {
-        BYTES_BESIDES.saturating_add(BYTES_PER_PARAMETER.saturating_mul(parameters as u64))
+    /// The longest state of a model with `parameters` that are trained, and `frozen_bytes` of others.
+    pub(crate) fn bound(parameters: usize, frozen_bytes: u64) -> u64 {
+        let trained = BYTES_PER_PARAMETER.saturating_mul(parameters as u64);
+        BYTES_BESIDES.saturating_add(trained).saturating_add(frozen_bytes)
     }
 
     pub(crate) fn head(&self) -> StateHead {

@@ -28,6 +28,7 @@ fn offer() -> Offer {
     Offer {
         tensors: vec![TensorSpec::new("a", [PARAMS / 2]), TensorSpec::new("b", [PARAMS / 2])],
         hashes: vec![1, 2],
+        frozen_bytes: 0,
         update: OfferedUpdate::Server(OptimizerSpec::SGD.into()),
         samples: Some(SAMPLES),
         batch: 8,

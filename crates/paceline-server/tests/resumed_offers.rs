@@ -27,6 +27,7 @@ fn offer(update: OfferedUpdate) -> Offer {
     Offer {
         tensors: vec![TensorSpec::new("w", [PARAMS])],
         hashes: vec![1],
+        frozen_bytes: 0,
         update,
         samples: Some(SAMPLES),
         batch: 8,

@@ -15,6 +15,9 @@ pub struct Offer {
     pub tensors: Vec<TensorSpec>,
     /// A hash of each tensor's initial values. Workers whose hashes differ take the run's state.
     pub hashes: Vec<u64>,
+    /// Bytes that a state has for what is not among the tensors: frozen parameters and buffers.
+    #[serde(default)]
+    pub frozen_bytes: u64,
     /// How an update is made.
     pub update: OfferedUpdate,
     /// Samples in an epoch; `None` for a stream, of which only weights are counted.
@@ -159,6 +162,7 @@ mod tests {
         Offer {
             tensors: vec![TensorSpec::new("fc.weight", [10, 4]), TensorSpec::new("fc.bias", [10])],
             hashes: vec![1, 2],
+            frozen_bytes: 0,
             update: OfferedUpdate::Mean,
             samples: Some(100),
             batch: 8,

@@ -255,9 +255,11 @@ impl Embedded {
     }
 
     /// The current micro-batch is computed again from its start: the pass that wrote some of its gradient ended
-    /// before its end.
-    pub fn restart(&self) {
-        self.meeting.lock().whole.withdraw();
+    /// before its end. False if what it wrote was added to earlier micro-batches, and stays there.
+    pub fn restart(&self) -> bool {
+        let mut state = self.meeting.lock();
+        state.whole.withdraw();
+        !state.adds
     }
 
     /// The elements from `at` on have no gradient in the current micro-batch.

@@ -215,6 +215,7 @@ mod tests {
         Offer {
             tensors: vec![TensorSpec::new("w", [2])],
             hashes: vec![1],
+            frozen_bytes: 0,
             update: OfferedUpdate::Mean,
             samples: Some(100),
             batch: 8,

@@ -386,6 +386,7 @@ impl Run {
             Some(OfferedOrigin { offer, state, record, .. }) => (Some(offer), state, record),
             None => (None, None, None),
         };
+        let frozen_bytes = offer.as_ref().map_or(0, |offer| offer.frozen_bytes);
         let mut run = Run {
             core,
             shards,
@@ -394,7 +395,7 @@ impl Run {
             replicas: Replicas::new(start.version, record),
             updates: Updates::new(start.version, start.step, layout.shards() as usize),
             snapshots: Snapshots::new(&config, start.version, evaluator),
-            states: States::new(layout.total(), state),
+            states: States::new(StateBlob::bound(layout.total(), frozen_bytes), state),
             replica_checkpoints: ReplicaCheckpoints::default(),
             offer,
             is_resumed,

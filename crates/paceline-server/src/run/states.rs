@@ -38,10 +38,11 @@ pub(super) struct States {
 }
 
 impl States {
-    pub(super) fn new(parameters: usize, first: Option<StateBlob>) -> Self {
+    /// No state yet, or the first, each of at most `bound` bytes.
+    pub(super) fn new(bound: u64, first: Option<StateBlob>) -> Self {
         States {
             newest: first,
-            bound: StateBlob::bound(parameters),
+            bound,
             waiting: BTreeMap::new(),
             donors: Donors::default(),
             asked: None,
