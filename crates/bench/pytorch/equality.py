@@ -1,8 +1,9 @@
 """One worker of a run of 100 steps, under DDP or Paceline, whose parameters are compared.
 
-DDP's run comes first, Paceline's second with the same OUT. Every worker has the same batches under both
-systems. With `--gradients recorded` both step on the very same gradients, which the first run records;
-with `live` each computes its own.
+DDP's run comes first, others are compared with it by the same OUT. Every worker has the same batches under
+both systems; with `--shift 1` each has those of the next rank, so that only the order of sums differs. With
+`--gradients recorded` both step on the very same gradients, which the first run records; with `live` each
+computes its own.
 """
 
 import argparse
@@ -39,14 +40,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workload", choices=["cnn", "gpt-0.8m"], required=True)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, required=True)
     parser.add_argument("--gradients", choices=["recorded", "live"], required=True)
+    parser.add_argument("--shift", type=int, default=0, help="ranks by which batches are moved")
     args = parser.parse_args()
     args.rank, args.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    args.part = (args.rank + args.shift) % args.world
     return args
 
 
 def batches(work: Workload, args: argparse.Namespace) -> list[tuple[Tensor, Tensor]]:
     """This worker's batches: every worker has its own part of the data."""
-    first = args.rank * STEPS * BATCH
+    first = args.part * STEPS * BATCH
     rows = [[work.train[first + step * BATCH + at] for at in range(BATCH)] for step in range(STEPS)]
     return [torch.utils.data.default_collate(row) for row in rows]
 
@@ -116,9 +119,9 @@ def main() -> None:
     torch.set_num_threads(1)
     work = workload(args.workload, args.data, None)
     losses = train(work, args)
-    stored = Path(args.out) / f"ddp-{args.rank}.pt"
+    stored = Path(args.out) / f"ddp-{args.part}.pt"
     result = {}
-    if args.system == "ddp":
+    if args.system == "ddp" and args.shift == 0:
         torch.save({"parameters": dict(work.model.named_parameters()), "losses": losses}, stored)
     else:
         with torch.no_grad():

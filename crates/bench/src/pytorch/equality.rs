@@ -11,6 +11,10 @@ use super::{python::Python, system::System};
 /// How far the losses of two runs with Adam may be from each other, relative: a reordered sum moves them.
 const LOSSES: f64 = 1e-3;
 
+/// How far parameters after Adam may be from DDP's, over how far DDP's are from its own where ranks have each
+/// other's batches, so that only the order of its sums differs.
+const REORDERED: f64 = 2.0;
+
 /// How one worker's parameters differ from DDP's.
 #[derive(Debug, Deserialize)]
 struct Difference {
@@ -80,6 +84,16 @@ pub(super) fn run(python: &Python, report: &mut Report) -> Result<()> {
              {tensor}), losses differ by at most {loss_difference:.1e} of their value"
         );
         report.at_most(name, if parameters { worst } else { loss_difference }, goal, note);
+        if !parameters {
+            let args = format!("--system ddp --shift 1 {args}");
+            let reordered: Vec<Difference> = python.torchrun("equality.py", &args, folder.path())?;
+            let own = reordered.iter().map(|worker| worker.worst).fold(0.0, f64::max);
+            let note = format!(
+                "the worst element's difference to DDP, {worst:.1} of its tolerance, over that of DDP to \
+                 itself with its sums in another order, {own:.1}; key biases are left out"
+            );
+            report.at_most(&format!("{name}_tensors"), worst / own, REORDERED, note);
+        }
     }
     Ok(())
 }
