@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -194,15 +195,18 @@ class LeaseSampler:
     def batches(self, portion: Portion) -> list[list[int]]:
         """A portion's samples, as indices into the data, by batch.
 
-        A portion smaller than others has as many batches, so that gradient accumulation comes out even.
+        A portion smaller than others has as many batches, so that gradient accumulation comes out even: of
+        fewer samples than batches some come twice, and the contribution still has the weight of its samples.
         """
         epoch, ranges = portion
         if self._shuffle:
             indices = self._session._connected().indices(epoch, list(ranges))
         else:
             indices = [i for start, end in ranges for i in range(start, end)]
-        total = len(indices)
-        count = min(total, max(self._session.accumulate, -(-total // self._batch_size)))
+        total, least = len(indices), self._session.accumulate
+        if total < least:
+            return [[indices[place % total]] for place in range(least)]
+        count = max(least, -(-total // self._batch_size))
         bounds = [total * part // count for part in range(count + 1)]
         return [indices[start:end] for start, end in zip(bounds, bounds[1:])]
 
@@ -228,6 +232,7 @@ class _Leases:
 def split(batch: T, n: int) -> Iterator[tuple[T, int]]:
     """Splits a batch along its first dimension into at most ``n`` parts, each with its samples."""
     length = samples_of(batch)
+    _check_lengths(batch, length)
     bounds = [length * part // n for part in range(n + 1)]
     for start, end in zip(bounds, bounds[1:]):
         if start < end:
@@ -236,23 +241,46 @@ def split(batch: T, n: int) -> Iterator[tuple[T, int]]:
 
 def samples_of(batch: Any) -> int:
     """The length of a batch along its first dimension."""
-    if isinstance(batch, Tensor):
+    if isinstance(batch, Tensor | np.ndarray):
         return len(batch)
     if isinstance(batch, Mapping):
         return samples_of(next(iter(batch.values())))
     if isinstance(batch, tuple | list) and batch:
-        nested = isinstance(batch[0], Tensor | Mapping | tuple | list)
-        return samples_of(batch[0]) if nested else len(batch)
+        return samples_of(batch[0]) if _is_nested(batch) else len(batch)
     raise PacelineError(f"a batch of type {type(batch).__name__} cannot be split into micro-batches")
 
 
+def _check_lengths(batch: Any, length: int) -> None:
+    """Refuses batches whose members differ in length: they are not split along the samples."""
+    if isinstance(batch, Mapping):
+        members = list(batch.values())
+    elif isinstance(batch, tuple | list) and _is_nested(batch):
+        members = list(batch)
+    else:
+        members = []
+        is_one_value = isinstance(batch, str) or not hasattr(batch, "__len__") or not getattr(batch, "ndim", 1)
+        found = length if is_one_value else len(batch)
+        if found != length:
+            raise PacelineError(
+                f"a batch with members of {length} and {found} samples cannot be split into "
+                "micro-batches: split it yourself, and accumulate inside session.no_sync()"
+            )
+    for member in members:
+        _check_lengths(member, length)
+
+
+def _is_nested(batch: Any) -> bool:
+    """Whether a tuple or list holds batches, rather than one value per sample."""
+    return bool(batch) and isinstance(batch[0], Tensor | Mapping | tuple | list | np.ndarray)
+
+
 def _part(batch: Any, start: int, end: int) -> Any:
-    if isinstance(batch, Tensor):
-        return batch[start:end]
+    if isinstance(batch, Tensor | np.ndarray):
+        return batch[start:end] if batch.ndim else batch
     if isinstance(batch, Mapping):
         return type(batch)({key: _part(value, start, end) for key, value in batch.items()})  # type: ignore[call-arg]
     if isinstance(batch, tuple | list):
-        if batch and isinstance(batch[0], Tensor | Mapping | tuple | list):
+        if _is_nested(batch):
             parts = [_part(value, start, end) for value in batch]
             named = hasattr(batch, "_fields")
             return type(batch)(*parts) if named else type(batch)(parts)

@@ -91,7 +91,18 @@ class OptimizerSteps:
             for group in optimizer.param_groups:
                 self._unscaled.append((group, group["lr"]))
                 group["lr"] = group["lr"] * factor
-        self._entries[place] = {"factor": self._flat.factor(params), "groups": groups_of(optimizer)}
+        self._entries[place] = self._entry(optimizer)
+
+    def _entry(self, optimizer: Optimizer) -> Json:
+        """How this step changes the parameters; ``None`` if it changes nothing."""
+        # A GradScaler leaves it to fused optimizers to unscale gradients, and to skip a step.
+        scale, found_inf = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
+        if found_inf is not None and float(found_inf) != 0.0:
+            return None
+        factor = self._flat.factor(params_of(optimizer))
+        if factor is not None and scale is not None:
+            factor /= float(scale)
+        return {"factor": factor, "groups": groups_of(optimizer)}
 
     def _after(self, place: int) -> Callable[..., None]:
         def hook(*_: Any) -> None:

@@ -38,6 +38,26 @@ class Slot:
         return slice(self.offset, self.offset + self.size)
 
 
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer's place in the flat vector. ``Module.to`` replaces buffers, so it is looked up anew."""
+
+    name: str
+    module: nn.Module
+    attribute: str
+    offset: int
+    size: int
+
+    @property
+    def tensor(self) -> Tensor:
+        tensor: Tensor = getattr(self.module, self.attribute)
+        return tensor
+
+    @property
+    def range(self) -> slice:
+        return slice(self.offset, self.offset + self.size)
+
+
 class FlatVector:
     """Parameters that are trained, running statistics, and the presence of gradients, laid end to end.
 
@@ -54,7 +74,7 @@ class FlatVector:
         presence: bool,
     ) -> None:
         self.params: list[Slot] = []
-        self.buffers: list[Slot] = []
+        self.buffers: list[Buffer] = []
         self.by_param: dict[Tensor, int] = {}
         groups = _groups(optimizers)
         found = list(_named_parameters(models))
@@ -76,9 +96,10 @@ class FlatVector:
             self.params.append(Slot(name, param, at, param.numel(), group))
             at += param.numel()
         if presence:
-            for name, buffer in _running_statistics(models):
-                self.buffers.append(Slot(name, buffer, at, buffer.numel(), _BESIDE))
-                at += buffer.numel()
+            for name, module, attribute in _running_statistics(models):
+                size = getattr(module, attribute).numel()
+                self.buffers.append(Buffer(name, module, attribute, at, size))
+                at += size
         self.presence_at = at
         self.length = at + (len(self.params) + 1 if presence else 0)
         self.has_presence = presence
@@ -111,7 +132,8 @@ class FlatVector:
     @property
     def tensors(self) -> list[tuple[str, list[int], int]]:
         """Name, shape and optimizer group of every tensor, in order."""
-        listed = [(s.name, list(s.tensor.shape), s.group) for s in self.params + self.buffers]
+        listed = [(s.name, list(s.tensor.shape), s.group) for s in self.params]
+        listed += [(b.name, list(b.tensor.shape), _BESIDE) for b in self.buffers]
         if self.has_presence:
             listed.append((PRESENCE, [len(self.params) + 1], _BESIDE))
         return listed
@@ -292,15 +314,15 @@ def full_name(prefix: str, name: str) -> str:
     return f"{prefix}.{plain}" if prefix else plain
 
 
-def _running_statistics(models: dict[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
+def _running_statistics(models: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module, str]]:
+    """Names of the running statistics, with the modules and attributes that hold them."""
     for prefix, model in models.items():
         for path, module in model.named_modules():
             if not isinstance(module, nn.modules.batchnorm._NormBase):
                 continue
             for name in ("running_mean", "running_var"):
-                buffer = getattr(module, name)
-                if buffer is not None:
-                    yield full_name(prefix, f"{path}.{name}"), buffer
+                if getattr(module, name) is not None:
+                    yield full_name(prefix, f"{path}.{name}"), module, name
 
 
 def _check(named: Sequence[tuple[str, nn.Parameter]], groups: dict[Tensor, int]) -> None:

@@ -18,7 +18,7 @@ from . import _native
 from .errors import PacelineError
 from .optimizer_steps import OptimizerSteps, groups_of, params_of, set_groups
 from .parameters import FlatVector, full_name
-from .state import Json, pack, plain, unpack
+from .state import Json, pack, plain, tensors_in, unpack, with_tensors, without_tensors
 
 _CHECK_TURNS = 16
 """A record has the hash of one part in this many of the state: in so many rounds all of it is compared."""
@@ -146,8 +146,7 @@ class Replica:
     def _state_of(self, param: Tensor) -> list[Tensor]:
         tensors = []
         for optimizer in self.optimizers:
-            held = optimizer.state.get(param, {})
-            tensors += [held[key] for key in sorted(held) if isinstance(held[key], Tensor)]
+            tensors += [tensor for _, tensor in tensors_in(optimizer.state.get(param, {}), "")]
         return tensors
 
     def capture(self, version: int, epoch: int) -> bytearray:
@@ -159,12 +158,18 @@ class Replica:
             for name, param in self._params_of(optimizer):
                 state = optimizer.state.get(param, {})
                 for key, value in state.items():
-                    if isinstance(value, Tensor):
-                        tensors[f"optimizer.{place}.{key}.{name}"] = value
-                held[name] = plain({k: v for k, v in state.items() if not isinstance(v, Tensor)})
+                    for path, tensor in tensors_in(value, str(key)):
+                        tensors[_state_name(place, path, name)] = tensor
+                held[name] = {str(key): without_tensors(v, str(key)) for key, v in state.items()}
             numbers.append(held)
         kinds = _kinds(self.optimizers)
-        meta = {"version": version, "kinds": kinds, "numbers": numbers, **self._settings(epoch)}
+        meta = {
+            "version": version,
+            "kinds": kinds,
+            "numbers": numbers,
+            "hashes": self.hashes(),
+            **self._settings(epoch),
+        }
         return pack(tensors, meta)
 
     def restore(self, blob: bytes | bytearray) -> tuple[int, Json]:
@@ -180,18 +185,41 @@ class Replica:
                 tensor.copy_(_named(tensors, name))
             for place, optimizer in enumerate(self.optimizers):
                 numbers = meta["numbers"][place]
+                counts_on_device = _counts_on_device(optimizer)
                 for name, param in self._params_of(optimizer):
-                    state = dict(numbers.get(name, {}))
-                    prefix, suffix = f"optimizer.{place}.", f".{name}"
-                    for key in _keys(tensors, prefix, suffix):
-                        value = tensors[f"{prefix}{key}{suffix}"]
-                        state[key] = _state_like(value, param)
+
+                    def found(path: str) -> Tensor:
+                        value = _named(tensors, _state_name(place, path, name))
+                        on_cpu = path == "step" and param not in counts_on_device
+                        return value.clone() if on_cpu else _state_like(value, param)
+
+                    state = with_tensors(numbers.get(name, {}), found)
                     if state:
                         optimizer.state[param] = state
                     else:
                         optimizer.state.pop(param, None)
+        self._check_restored(meta["hashes"])
         self.flat.clear()
         return int(meta["version"]), meta
+
+    def _check_restored(self, hashes: Sequence[int]) -> None:
+        """A state is as it was on the worker that sent it, or it is not trained on."""
+        for place, (here, there) in enumerate(zip(self.hashes(), hashes)):
+            if here != there:
+                count = len(self.flat.tensors)
+                name = self.flat.tensors[place % count][0]
+                what = "the optimizer's state of" if place >= count else "the parameter"
+                raise PacelineError(
+                    f"{what} `{name}` differs after it was taken from the run: this worker's model or "
+                    "optimizer has another dtype than those of the other workers"
+                )
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Bytes of the model's state that are no parameters to train."""
+        trained = {id(slot.tensor) for slot in self.flat.params}
+        others = (tensor for _, tensor in self._tensors() if id(tensor) not in trained)
+        return sum(tensor.numel() * tensor.element_size() for tensor in others)
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         seen = set()
@@ -212,12 +240,19 @@ def _kinds(optimizers: Sequence[Optimizer]) -> list[str]:
     return [type(optimizer).__name__ for optimizer in optimizers]
 
 
+def _state_name(place: int, path: str, parameter: str) -> str:
+    return f"optimizer.{place}.{path}.{parameter}"
+
+
+def _counts_on_device(optimizer: Optimizer) -> set[Tensor]:
+    """Parameters whose count of steps is on their device; that of others is on the CPU."""
+    groups = (g for g in optimizer.param_groups if g.get("fused") or g.get("capturable"))
+    return {param for group in groups for param in group["params"]}
+
+
 def _state_like(value: Tensor, param: Tensor) -> Tensor:
     """A parameter's optimizer state as the optimizer would have made it."""
-    if value.shape != param.shape:
-        # A count of steps stays on the CPU, whatever device the parameter is on.
-        return value.clone()
-    if param.is_contiguous():
+    if value.shape != param.shape or param.is_contiguous():
         return value.to(param.device, copy=True)
     return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
 
@@ -241,17 +276,6 @@ def _merged(old: Any, new: Json) -> Any:
         values = [a if b is None else _merged(a, b) for a, b in zip(old, new)]
         return values if isinstance(old, list) else tuple(values)
     return new
-
-
-def _keys(tensors: dict[str, Tensor], prefix: str, suffix: str) -> list[str]:
-    long_enough = len(prefix) + len(suffix)
-    found = []
-    for name in tensors:
-        if name.startswith(prefix) and name.endswith(suffix) and len(name) > long_enough:
-            key = name[len(prefix) : len(name) - len(suffix)]
-            if "." not in key:
-                found.append(key)
-    return found
 
 
 def _named(tensors: dict[str, Tensor], name: str) -> Tensor:

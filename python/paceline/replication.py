@@ -24,6 +24,9 @@ _RECORD_PATIENCE = 1.0
 _STATE_PATIENCE = 300.0
 """Seconds that the state of another worker may take."""
 
+_UPLOAD_PATIENCE = 60.0
+"""Seconds that a worker that leaves gives its own state to arrive."""
+
 _MAX_RECORD = 1 << 20
 """The longest record that the server takes, in bytes."""
 
@@ -68,6 +71,7 @@ class Replication:
         self._state_ready: int | None = None
         self._records: dict[int, bytes] = {}
         self._records_from: int | None = None
+        self._uploads: list[threading.Thread] = []
 
     def serve(self, version: int, *, new_loop: bool = False) -> None:
         """While the round is open: hashes and state of the version that was stepped last.
@@ -82,7 +86,21 @@ class Replication:
         if self._state_wanted is not None and version >= self._state_wanted:
             self._state_wanted = None
             blob = bytes(self._replica.capture(version, self._epoch_of_settings(new_loop)))
-            threading.Thread(target=worker.upload_state, args=(version, blob), daemon=True).start()
+            upload = threading.Thread(target=self._upload, args=(version, blob), daemon=True)
+            self._uploads = [each for each in self._uploads if each.is_alive()] + [upload]
+            upload.start()
+
+    def _upload(self, version: int, blob: bytes) -> None:
+        try:
+            self._worker.upload_state(version, blob)
+        except _native.ConnectionLost as error:
+            log.debug("the server asks another worker for its state: %s", error)
+
+    def finish_uploads(self) -> None:
+        """Waits until the states of this worker have left: a thread must not outlive the interpreter."""
+        deadline = time.monotonic() + _UPLOAD_PATIENCE
+        for upload in self._uploads:
+            upload.join(max(0.0, deadline - time.monotonic()))
 
     # -- Catching up ------------------------------------------------------------------------------------
 

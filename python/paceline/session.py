@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from . import _native
 from .data import LedgerLoader, Portion, split
 from .errors import PacelineError, RunEnded
+from .forward_hook import ForwardHook
 from .joining import join
 from .launch import Run, find_run
 from .parameters import FlatVector, as_array
@@ -63,6 +65,7 @@ class Session:
         run: Run | None,
         settings: dict[str, str],
     ) -> None:
+        _check_free(models)
         self.mode = mode
         self.accumulate = accumulate
         self.seed = seed
@@ -88,6 +91,7 @@ class Session:
         self._run = run
         self._settings = settings
         self._worker: _native.Worker | None = None
+        self._process = os.getpid()
         self._workers = 1
         self._reference = 1.0
         self._mean_weight = 1.0
@@ -117,6 +121,7 @@ class Session:
         self._in_parts = False
         self._part_samples = 0
         self._unfinished: dict[int, int] = {}
+        self._done_parts = 0
         self._scale = 1.0
         self._overflow = False
         self._loss: Tensor | None = None
@@ -127,7 +132,7 @@ class Session:
             for place, slot in enumerate(self._flat.params)
         ]
         # A loop over its own data joins and catches up before the forward pass, not inside backward().
-        self._handles += [m.register_forward_pre_hook(self._before_forward) for m in models.values()]
+        self._handles += [m.register_forward_pre_hook(ForwardHook(self)) for m in models.values()]
         if self._averages:
             self._handles += self._replica.steps.watch()
             if lr_scaling is not None:
@@ -190,6 +195,7 @@ class Session:
             self._get_work()
         parts = list(split(batch, n))
         self._parts, self._divisor, self._in_parts = len(parts), n, True
+        self._done_parts = 0
         self._unfinished = {place: samples for place, (_, samples) in enumerate(parts)}
         try:
             for self._part, (part, samples) in enumerate(parts):
@@ -245,6 +251,9 @@ class Session:
 
     def close(self) -> None:
         """Leaves the run. Without it the session leaves when the interpreter exits."""
+        if os.getpid() != self._process:
+            # A forked process has the parent's connections, and none of its threads.
+            return
         worker, self._worker = self._worker, None
         for handle in self._handles:
             handle.remove()
@@ -254,6 +263,8 @@ class Session:
                 vars(optimizer).pop("step", None)
         if worker is not None:
             atexit.unregister(self.close)
+            if self._replication is not None:
+                self._replication.finish_uploads()
             try:
                 worker.leave()
             except RuntimeError as error:
@@ -284,6 +295,7 @@ class Session:
             run,
             tensors=self._flat.tensors,
             hashes=self._replica.hashes()[: len(self._flat.tensors)],
+            frozen_bytes=self._replica.frozen_bytes,
             optimizers=None if self._averages else self._described,
             samples=samples,
             batch=batch,
@@ -325,7 +337,7 @@ class Session:
 
     def _is_lost(self, error: RuntimeError) -> bool:
         """Whether the connection is lost, and the run may go on without this worker."""
-        return not isinstance(error, PacelineError) or self._connected().lost()
+        return isinstance(error, _native.ConnectionLost) or self._connected().lost()
 
     def _join_again(self) -> None:
         worker, self._worker = self._connected(), None
@@ -389,8 +401,16 @@ class Session:
         scale = self._loss_scale()
         if not self._begun:
             self._begin_contribution()
-        elif any(self._written):
-            self._connected().restart()
+        elif self._in_parts and self._part not in self._unfinished:
+            raise PacelineError(
+                "backward() was called twice for one micro-batch: sum the losses of the micro-batch and "
+                "call backward() once"
+            )
+        elif any(self._written) and not self._connected().restart():
+            raise PacelineError(
+                "the last backward() ended with an error inside a micro-batch, and a part of its gradient "
+                'was added to earlier micro-batches: with straggler="salvage" it could be repeated'
+            )
         self._in_backward = torch._C._current_graph_task_id()
         self._written = [False] * len(self._flat.params)
         self._scale = scale
@@ -422,6 +442,7 @@ class Session:
             self._claim_work()
         self._overflow = False
         self._begun = True
+        self._done_parts = 0
         self._connected().begin(self._parts)
 
     def _get_work(self) -> None:
@@ -457,7 +478,7 @@ class Session:
             elif self._averages:
                 replication.serve(worker.taken())
 
-    def _before_forward(self, model: nn.Module, _inputs: Any) -> None:
+    def _before_forward(self, model: nn.Module) -> None:
         # Inside a compiled function this hook would break the graph.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
@@ -508,6 +529,7 @@ class Session:
             samples = self._samples()
             loss = self._loss_sum(samples)
             self._unfinished.pop(self._part, None)
+            self._done_parts += 1
             worker.finish(samples, loss, self._rates())
         self._written = [False] * len(self._flat.params)
         if self._parts == 1 or self._part == self._parts - 1:
@@ -555,9 +577,9 @@ class Session:
         if not flat.has_presence:
             return not worker.is_cut()
         weight = self._samples()
-        for slot in flat.buffers:
-            if worker.write(slot.offset, as_array(slot.tensor), weight) is False:
-                self._refuse(slot.name, "running statistics")
+        for buffer in flat.buffers:
+            if worker.write(buffer.offset, as_array(buffer.tensor), weight) is False:
+                self._refuse(buffer.name, "running statistics")
         presence = torch.tensor([*self._written, self._overflow], dtype=torch.float32, device="cpu")
         if self._overflow:
             worker.clear(0, flat.params_end)
@@ -726,8 +748,10 @@ class Session:
     def _next_portion(self, epoch: int | None) -> Portion | None:
         """The samples of the next work, for the loader."""
         self._boundary()
-        if epoch is None and not self._begun:
+        if epoch is None and self._work is not None:
             # The last iteration was left in the middle: its batch comes again.
+            if self._begun and self._repeats_contribution():
+                return self._work[1], tuple(self._work[2])
             self._work = None
         if self._work is not None:
             raise PacelineError(
@@ -740,6 +764,21 @@ class Session:
             return None
         self._connected_replication().enter(self._work[1], new_loop=epoch is None)
         return self._work[1], tuple(self._work[2])
+
+    def _repeats_contribution(self) -> bool:
+        """Whether the contribution under way, which an exception has ended, begins again with its batch. It
+        does not if its round was cut meanwhile."""
+        worker = self._connected()
+        if worker.is_cut():
+            self._begun = False
+            worker.forget()
+            return False
+        if self._done_parts:
+            raise PacelineError(
+                "the last loop was left after a part of its batch had been contributed: call "
+                "session.close(), and paceline.init again"
+            )
+        return True
 
     def _leases(self) -> list[Portion]:
         """The samples of this worker's work and of its next rounds, in order."""
@@ -857,6 +896,16 @@ def init(
         run=Run.at(server) if server else None,
         settings=texts,
     )
+
+
+def _check_free(models: dict[str, nn.Module]) -> None:
+    """Refuses models that another session trains: both would contribute their gradients."""
+    for model in models.values():
+        for hook in model._forward_pre_hooks.values():
+            if isinstance(hook, ForwardHook) and hook.session is not None:
+                raise PacelineError(
+                    "the model belongs to an earlier session already: call close() on that one first"
+                )
 
 
 def _models(model: Any) -> dict[str, nn.Module]:

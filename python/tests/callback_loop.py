@@ -84,3 +84,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     framework, folder = sys.argv[1:]
     huggingface(folder) if framework == "huggingface" else lightning(framework, folder)
+    if torch.distributed.is_initialized():
+        # A process group that lives until the interpreter ends may abort the process.
+        torch.distributed.destroy_process_group()

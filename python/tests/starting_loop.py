@@ -1,8 +1,12 @@
-"""A script as users start it, with nothing said of a server: prints the worker, its samples and its parameters."""
+"""A script as users start it, with nothing said of a server: prints the worker, its samples and its parameters.
+
+With the word `leave` the first worker leaves after two batches.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 
 import paceline
 import torch
@@ -19,6 +23,8 @@ for index, x, y in session.loader(data(), batch_size=4):
     nn.functional.mse_loss(model(x), y).backward()
     optimizer.step()
     seen += index.tolist()
+    if sys.argv[1:] == ["leave"] and session.number == 0 and len(seen) == 8:
+        break
 outcome = {
     "worker": session.number,
     "server": session._run.address if session._run is not None else None,

@@ -156,3 +156,30 @@ def test_a_replica_is_repaired_under_a_scaler(serve: Any) -> None:
     outcomes = together(3, worker)
     assert_identical([values for values, _ in outcomes])
     assert [scale for _, scale in outcomes] == [1024.0] * 3
+
+
+def test_a_fused_optimizer_unscales_by_itself_and_its_steps_are_replayed(serve: Any) -> None:
+    """The second worker misses rounds, one of them an overflow, and replays them: its hashes agree."""
+    from test_session_behind import run
+
+    def fused(model: nn.Module) -> list[torch.optim.Optimizer]:
+        return [torch.optim.Adam(model.parameters(), lr=0.05, fused=True)]
+
+    def slow(loop: Any) -> Any:
+        replayed = []
+        original = loop.session._replica.replay
+        loop.session._replica.replay = lambda record: replayed.append(original(record)) or replayed[-1]
+        for at, (x, y) in enumerate(loop.batches(False)):
+            if at in (2, 4):
+                loop.fall_behind(4)
+            loop.optimizers[0].zero_grad()
+            loop.scaler.scale(loop.loss(x, y)).backward()
+            loop.scaler.step(loop.optimizers[0])
+            loop.scaler.update()
+            loop.note()
+            if at == 6:
+                return replayed
+
+    replayed = run(serve(2, policy="static:1").address, slow, make=fused, scaled=True)
+    # The very first change of gradients cannot be told, see FlatVector.factor.
+    assert len(replayed) >= 6 and all(replayed[1:]), replayed

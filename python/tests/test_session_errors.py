@@ -163,3 +163,24 @@ def test_a_model_whose_initial_values_differ_takes_those_of_the_run(serve: Any) 
 
     first, second = together(2, worker)
     assert torch.equal(first, second)
+
+
+def test_a_second_backward_for_one_micro_batch_is_refused(serve: Any) -> None:
+    model = mlp()
+    session = session_of(serve(1), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with session:
+        _, x, y = next(iter(session.loader(data(), batch_size=4)))
+        with pytest.raises(paceline.PacelineError, match="called twice for one micro-batch"):
+            for part_x, part_y in session.micro_batches((x, y), 2):
+                nn.functional.mse_loss(model(part_x), part_y).backward()
+                nn.functional.mse_loss(model(part_x), part_y).backward()
+
+
+def test_a_batch_whose_members_differ_in_length_is_not_split(serve: Any) -> None:
+    model = mlp()
+    session = session_of(serve(1), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with session:
+        _, x, _ = next(iter(session.loader(data(), batch_size=4)))
+        images = [torch.zeros(3, 8, 8), torch.zeros(3, 6, 9)]
+        with pytest.raises(paceline.PacelineError, match="members of 4 and 3 samples"):
+            next(session.micro_batches((x, images), 2))

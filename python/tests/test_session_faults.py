@@ -204,3 +204,21 @@ def test_ctrl_c_ends_a_worker_whose_server_does_not_answer(
     _, errors = process.communicate(timeout=20)
     assert "KeyboardInterrupt" in errors
     silence.close()
+
+
+def test_a_worker_stopped_for_30_s_joins_again(serve: Any, workers: Workers) -> None:
+    server = serve(2, policy="full", liveness="10s")
+    workers.prepare(server, 2, "full", pace=0.15)
+    workers.begin(0)
+    workers.begin(1)
+    wait_until(lambda: rounds(server) >= 5)
+    stopped = workers.processes[1]
+    os.kill(stopped.pid, signal.SIGSTOP)
+    time.sleep(30)
+    assert events(server, "worker_left")
+    assert workers.processes[0].poll() is None, "the run is over too soon"
+    os.kill(stopped.pid, signal.SIGCONT)
+    first, second = workers.outcome(0), workers.outcome(1)
+    assert (first["state"], first["rate"]) == (second["state"], second["rate"])
+    assert len(events(server, "worker_joined")) == 3
+    assert_all_samples_used(server)

@@ -289,3 +289,17 @@ def test_accumulation_gets_all_its_batches_from_a_portion_that_is_small(serve: A
     rounds, _ = accumulating(server, 20)
     assert [len(samples) for samples in rounds] == [8, 8, 4]
     assert sorted(sum(rounds, [])) == list(range(20))
+
+
+def test_accumulation_of_fewer_samples_than_batches_repeats_some_and_keeps_their_weight(serve: Any) -> None:
+    server = serve(1, policy="full")
+    rounds, found = accumulating(server, 9)
+    assert [len(samples) for samples in rounds] == [8, 2]
+    assert len(set(rounds[1])) == 1
+    model, (_, x, y) = mlp(), data(9).tensors
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for samples in (rounds[0], rounds[1][:1]):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x[samples]), y[samples]).backward()
+        optimizer.step()
+    assert_close(found, values(model))

@@ -19,11 +19,11 @@ from workers import HERE, wait_until
 OTHER_RUNS = ("PACELINE_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_")
 
 
-def start(folder: Path, *launcher: str) -> list[dict[str, Any]]:
+def start(folder: Path, *launcher: str, words: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """Runs the script with this launcher; returns the workers' outcomes, by number."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(OTHER_RUNS)}
     done = subprocess.run(
-        [sys.executable, *launcher, str(HERE / "starting_loop.py")],
+        [sys.executable, *launcher, str(HERE / "starting_loop.py"), *words],
         env={**inherited, "OMP_NUM_THREADS": "1"},
         cwd=folder,
         capture_output=True,
@@ -62,3 +62,9 @@ def test_a_script_starts_its_own_server_which_ends_with_the_run(
     wait_until(lambda: not answers(address))
     (run,) = (tmp_path / "runs").iterdir()
     wait_until((run / "summary.json").exists)
+
+
+def test_the_server_outlives_the_rank_that_started_it(tmp_path: Path) -> None:
+    first, second = start(tmp_path, *TORCHRUN, words=("leave",))
+    assert len(first["seen"]) == 8
+    assert sorted(first["seen"] + second["seen"]) == list(range(48))
