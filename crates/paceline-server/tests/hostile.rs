@@ -69,14 +69,15 @@ fn strangers_are_named_and_shown_out_and_the_parameters_are_the_same_to_the_bit(
     };
     let mut half = hello(TOKEN, worker());
     half.truncate(half.len() - 3);
+    let next = PROTOCOL + 1;
     let other_version =
-        format!("protocol version 7 is not spoken here (this is version {PROTOCOL})");
+        format!("protocol version {next} is not spoken here (this is version {PROTOCOL})");
 
     let cases: Vec<(Vec<u8>, &str)> = vec![
         ((1..200).collect(), "not a paceline peer: it began with [01, 02, 03, 04]"),
         (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n".to_vec(), "not a paceline peer"),
         (b"PCL".to_vec(), "connection closed inside a frame"),
-        (preamble_of(7).to_vec(), &other_version),
+        (preamble_of(next).to_vec(), &other_version),
         (too_long, "frame of 4097 bytes passes the bound of 4096"),
         (half, "connection closed inside a frame"),
         (before_hello(vec![9; HEADER_LEN]), "reserved bytes of a frame header are not zero"),

@@ -339,8 +339,9 @@ mod tests {
     #[test]
     fn preambles_of_strangers_and_other_versions_are_told_apart() {
         assert!(check_preamble(preamble()).is_ok());
-        let other = check_preamble(preamble_of(7)).unwrap_err().to_string();
-        assert!(other.contains("version 7 is not spoken here"), "{other}");
+        let next = PROTOCOL + 1;
+        let other = check_preamble(preamble_of(next)).unwrap_err().to_string();
+        assert!(other.contains(&format!("version {next} is not spoken here")), "{other}");
         let stranger = check_preamble(*b"GET / HT").unwrap_err().to_string();
         assert!(stranger.contains("not a paceline peer"), "{stranger}");
     }
