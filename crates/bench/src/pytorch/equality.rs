@@ -86,7 +86,8 @@ pub(super) fn run(python: &Python, report: &mut Report) -> Result<()> {
         report.at_most(name, if parameters { worst } else { loss_difference }, goal, note);
         if !parameters {
             let args = format!("--system ddp --shift 1 {args}");
-            let reordered: Vec<Difference> = python.torchrun("equality.py", &args, folder.path())?;
+            let reordered: Vec<Difference> =
+                python.torchrun("equality.py", &args, folder.path())?;
             let own = reordered.iter().map(|worker| worker.worst).fold(0.0, f64::max);
             let note = format!(
                 "the worst element's difference to DDP, {worst:.1} of its tolerance, over that of DDP to \
