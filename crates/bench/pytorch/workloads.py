@@ -16,8 +16,8 @@ from networks import CNN, GPT
 LENGTH = 64
 SHORT_LENGTH = 32
 
-# Samples that the loss is taken over after a run.
-EVALUATED = 512
+# Samples that the loss is taken over after a run: images, or texts of many characters each.
+IMAGES, TEXTS = 2048, 512
 
 
 @dataclass
@@ -61,7 +61,8 @@ def workload(name: str, data: str, samples: int | None) -> Workload:
     if samples is not None:
         # Spread over the whole set: a text's beginning is not like its end.
         train = Subset(train, [at * len(train) // samples for at in range(samples)])
-    x, y = default_collate([test[at] for at in range(min(EVALUATED, len(test)))])
+    evaluated = min(IMAGES if name == "cnn" else TEXTS, len(test))
+    x, y = default_collate([test[at] for at in range(evaluated)])
 
     def optimizer(lr: float) -> torch.optim.Optimizer:
         if name.startswith("gpt"):

@@ -269,13 +269,12 @@ impl Contribution {
         }
     }
 
-    /// How many of `micro_batches` a cut now could salvage.
-    pub(crate) fn finished(&self, micro_batches: u32) -> u32 {
+    /// How many of `parts` micro-batches were announced. None before the announcement.
+    pub(crate) fn pushed(&self, parts: u32) -> u32 {
         let share = |a: &Announcement| a.weight / f64::from(self.samples.max(1));
-        let pushed = self.announcement().map_or(0, |announcement| {
-            ((share(announcement) * f64::from(micro_batches)).ceil() as u32).max(1)
-        });
-        self.done.max(pushed.min(micro_batches))
+        self.announcement().map_or(0, |announcement| {
+            ((share(announcement) * f64::from(parts)).ceil() as u32).clamp(1, parts)
+        })
     }
 
     pub(crate) fn become_state(&mut self, next: State) -> Result<(), MachineError> {

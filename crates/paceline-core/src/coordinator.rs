@@ -163,6 +163,13 @@ impl Coordinator {
         self.pump();
     }
 
+    /// A worker splits its batches into this many micro-batches, not into those of the run's setting.
+    pub fn handle_split(&mut self, worker: WorkerId, parts: u32, now: Time) {
+        self.catch_up(now);
+        self.machine.handle_split(worker, parts, now);
+        self.pump();
+    }
+
     /// A straggler stopped before its push was complete. An error is the worker's fault.
     pub fn handle_aborted(
         &mut self,

@@ -132,6 +132,14 @@ pub enum EventKind {
         /// How long it took.
         run_time: RunTime,
     },
+    /// A worker computes its batches in another number of micro-batches than the run's setting, in runs where
+    /// micro-batches count one by one. The policy expects that from the next round on.
+    Split {
+        /// The worker.
+        worker: WorkerId,
+        /// Micro-batches of each of its batches.
+        parts: u32,
+    },
     /// A worker has finished a micro-batch, in runs where micro-batches count one by one.
     Progress {
         /// The worker.

@@ -37,11 +37,9 @@ pub(crate) struct Grace {
 impl Grace {
     /// The grace, or zero if none pays.
     pub(crate) fn worthwhile(&self, view: &RoundView<'_>) -> Duration {
-        let share = |done: u32| f64::from(done.min(view.partial)) / f64::from(view.partial);
-        let finished: f64 = view
-            .outstanding()
-            .map(|(_, work)| f64::from(work.samples) * share(work.finished(view.partial)))
-            .sum();
+        let share = |work| f64::from(view.finished(work)) / f64::from(view.partial);
+        let finished: f64 =
+            view.outstanding().map(|(_, work)| f64::from(work.samples) * share(work)).sum();
         let elapsed = view.now.since(view.opened).as_secs_f64();
         let (delay, off) = self.delay.unwrap_or((0.0, GUESS * elapsed / DEVIATIONS));
         let arrived: f64 = view.arrivals.iter().map(|a| a.weight).sum();

@@ -107,6 +107,8 @@ pub struct RoundView<'a> {
     /// Micro-batches of a worker that count one by one at the cut (salvage); 1 where a contribution counts
     /// only as a whole.
     pub partial: u32,
+    /// Micro-batches in whose number workers report their progress.
+    pub(crate) micro_batches: u32,
     /// Samples of a whole portion; 0 where all portions are equal.
     pub(crate) batch: u32,
     pub(crate) working: &'a BTreeMap<WorkerId, Contribution>,
@@ -126,6 +128,18 @@ impl<'a> RoundView<'a> {
             0 => 1.0,
             batch => (samples / f64::from(batch)).max(f64::MIN_POSITIVE),
         }
+    }
+
+    /// How many of [`RoundView::partial`] micro-batches are done when `reported` are.
+    pub fn done(&self, reported: u32) -> u32 {
+        let (reported, all) = (u64::from(reported), u64::from(self.micro_batches));
+        let done = (2 * reported * u64::from(self.partial) + all) / (2 * all);
+        (done as u32).min(self.partial)
+    }
+
+    /// How many of [`RoundView::partial`] micro-batches of a contribution a cut now could salvage.
+    pub(crate) fn finished(&self, work: &Contribution) -> u32 {
+        self.done(work.done).max(work.pushed(self.partial))
     }
 
     /// Workers that may still arrive in this round, in worker order. All are live.

@@ -15,6 +15,8 @@ pub(crate) struct Terms {
     pub(crate) quorum: usize,
     /// Micro-batches that count one by one at the cut; 1 where a contribution counts only as a whole.
     pub(crate) partial: u32,
+    /// Micro-batches in whose number workers report their progress.
+    pub(crate) micro_batches: u32,
     /// Samples of a whole portion; 0 where all portions are equal.
     pub(crate) batch: u32,
     /// How many versions behind a contribution may be and still be admitted.
@@ -60,14 +62,19 @@ impl Roster {
         self.outstanding().next().is_some()
     }
 
+    /// From now on this many micro-batches of a contribution count one by one.
+    pub(crate) fn expect_parts(&mut self, partial: u32) {
+        self.terms.partial = partial;
+    }
+
     /// Whether an outstanding worker has finished work that it may still push.
     pub(crate) fn owes_parts(&self) -> bool {
-        let partial = self.terms.partial;
-        self.outstanding().any(|work| partial == 1 || work.finished(partial) > 0)
+        let view = self.view(self.opened);
+        self.outstanding().any(|work| view.partial == 1 || view.finished(work) > 0)
     }
 
     pub(crate) fn view(&self, now: Time) -> RoundView<'_> {
-        let Terms { quorum, partial, batch, .. } = self.terms;
+        let Terms { quorum, partial, micro_batches, batch, .. } = self.terms;
         RoundView {
             round: self.round,
             now,
@@ -75,6 +82,7 @@ impl Roster {
             arrivals: &self.arrivals,
             quorum,
             partial,
+            micro_batches,
             batch,
             working: self.contributions.working(),
             oldest: self.oldest_admissible(),

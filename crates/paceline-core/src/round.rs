@@ -60,6 +60,13 @@ impl Default for RoundConfig {
     }
 }
 
+impl RoundConfig {
+    /// Micro-batches of a contribution that count one by one; 1 where it counts only as a whole.
+    fn parts(&self) -> u32 {
+        if self.straggler.counts_parts() { self.micro_batches.max(1) } else { 1 }
+    }
+}
+
 /// The phases of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
@@ -85,6 +92,8 @@ pub struct RoundMachine {
     cut_at: Time,
     /// Names of the live workers.
     live: BTreeMap<WorkerId, String>,
+    /// Micro-batches of workers that split their batches otherwise than the configuration says.
+    splits: BTreeMap<WorkerId, u32>,
     /// The shards of the open round.
     shards: Arc<BTreeSet<ShardId>>,
     grace: Grace,
@@ -101,10 +110,8 @@ impl RoundMachine {
     pub fn new(config: RoundConfig, policy: Box<dyn Policy>, first: Round) -> Self {
         let terms = Terms {
             quorum: config.quorum,
-            partial: match config.straggler.counts_parts() {
-                true => config.micro_batches.max(1),
-                false => 1,
-            },
+            partial: config.parts(),
+            micro_batches: config.micro_batches.max(1),
             batch: config.batch,
             lag: policy.admissible_lag(),
         };
@@ -118,6 +125,7 @@ impl RoundMachine {
             begun: false,
             cut_at: Time::ZERO,
             live: BTreeMap::new(),
+            splits: BTreeMap::new(),
             shards: Arc::default(),
             grace: Grace::default(),
             useless: Useless::default(),
@@ -221,6 +229,7 @@ impl RoundMachine {
         if self.live.remove(&worker).is_none() {
             return Err(MachineError::Unknown(worker));
         }
+        self.splits.remove(&worker);
         self.contributions_mut().leave(worker);
         self.useless.forget(worker);
         self.wait.ask_again();
@@ -251,6 +260,24 @@ impl RoundMachine {
         if self.config.straggler.counts_parts() {
             self.emit(now, EventKind::Progress { worker, base, done });
         }
+    }
+
+    /// A worker splits its batches into this many micro-batches, not into those of the run's setting.
+    pub fn handle_split(&mut self, worker: WorkerId, parts: u32, now: Time) {
+        self.catch_up(now);
+        if self.config.straggler.counts_parts() && self.live.contains_key(&worker) {
+            let parts = parts.clamp(1, self.config.micro_batches.max(1));
+            self.splits.insert(worker, parts);
+            self.emit(now, EventKind::Split { worker, parts });
+        }
+    }
+
+    /// Micro-batches in which the next round's batches are expected: of the workers that split theirs the
+    /// finest.
+    fn expect_parts(&mut self) {
+        let parts = self.live.keys().map(|worker| self.splits.get(worker).copied());
+        let finest = parts.map(|parts| parts.unwrap_or(self.config.parts())).max();
+        self.wait.roster.expect_parts(finest.unwrap_or(self.config.parts()));
     }
 
     /// A straggler stopped after `done` micro-batches: its round has closed without it, or will.
@@ -474,6 +501,7 @@ impl RoundMachine {
         if *self.shards != shards {
             self.shards = Arc::new(shards);
         }
+        self.expect_parts();
         self.wait.open(now);
         let work: Vec<_> = handouts.into_iter().map(|handout| self.give(handout, now)).collect();
         let ids = work.iter().map(|work| work.id).collect();

@@ -88,7 +88,7 @@ impl Shards {
         anew: bool,
     ) -> Shards {
         let lag = policy.admissible_lag();
-        let terms = Terms { quorum: 1, partial: 1, batch: 0, lag };
+        let terms = Terms { quorum: 1, partial: 1, micro_batches: 1, batch: 0, lag };
         Shards {
             wait: Wait::new(policy, Round(0), terms),
             decided: true,

@@ -436,8 +436,10 @@ impl Policy for Notes {
     }
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
-        let done: Vec<String> =
-            view.outstanding().map(|(worker, work)| format!("{worker}:{}", work.done)).collect();
+        let done = view
+            .outstanding()
+            .map(|(worker, work)| format!("{worker}:{}/{}", view.done(work.done), view.partial));
+        let done: Vec<String> = done.collect();
         self.write(format!("{} in, {}", view.arrivals.len(), done.join(" ")));
         First(self.0).decide(view)
     }
@@ -473,12 +475,33 @@ fn a_policy_sees_how_far_workers_are_and_learns_when_a_round_was_cut() {
     s.progress(1, 0, 2);
     s.progress(1, 7, 4);
     s.wait(10).arrive(0, 0);
-    assert_eq!(notes(), ["0 in, w0:0 w1:0", "1 in, w1:3"]);
+    assert_eq!(notes(), ["0 in, w0:0/4 w1:0/4", "1 in, w1:3/4"]);
     // Nobody knows yet how long answers take: a tenth of the round, at most.
     let until = s.now + Duration::from_millis(10);
     assert_eq!(s.coordinator.machine().phase(), Phase::Cut { until });
     s.wait(10);
     assert_eq!(notes(), ["round 0 cut 100 closed 110 with 10"]);
+}
+
+#[test]
+fn a_policy_counts_in_the_micro_batches_that_workers_compute() {
+    let (mut s, mut notes) = noted(2, 2, Straggler::Salvage);
+    let mut round = |s: &mut Script, number: u64| {
+        s.wait(1).progress(1, number, 2);
+        s.wait(1).arrive(0, number).arrive(1, number).publish();
+        notes().into_iter().find(|note| note.starts_with("1 in")).unwrap()
+    };
+    assert_eq!(round(&mut s, 0), "1 in, w1:2/4");
+    // From the next round on: the other worker splits as the configuration says, and its parts are finer.
+    s.split(1, 2);
+    assert_eq!(round(&mut s, 1), "1 in, w1:2/4");
+    s.split(0, 2);
+    assert_eq!(round(&mut s, 2), "1 in, w1:2/4");
+    assert_eq!(round(&mut s, 3), "1 in, w1:1/2");
+    // Finer than progress is reported in does not exist.
+    s.split(0, 100);
+    round(&mut s, 4);
+    assert_eq!(round(&mut s, 5), "1 in, w1:2/4");
 }
 
 #[test]

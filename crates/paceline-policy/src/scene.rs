@@ -96,9 +96,10 @@ impl Scene {
                 seconds(RunTime::Censored { at_least }.per_portion(load))
             };
             let elapsed = since_start(view.now);
-            let done = if view.partial > 1 { work.done.min(view.partial) } else { 0 };
+            let done = if view.partial > 1 { view.done(work.done) } else { 0 };
             // With two micro-batches known, the pace excludes the pull before the first.
-            let (from, before) = match work.first {
+            let first = work.first.map(|(first, at)| (view.done(first), at));
+            let (from, before) = match first {
                 Some((first, at)) if first < done => (since_start(at), first),
                 _ => (0.0, 0),
             };

@@ -241,6 +241,11 @@ pub enum FromWorker {
         /// Micro-batches done.
         done: u32,
     },
+    /// From now on the worker splits its batches into another number of micro-batches than the job says.
+    Split {
+        /// Micro-batches of a batch.
+        parts: u32,
+    },
     /// The gradient is computed. It is being pushed, or will be when there is room.
     Done {
         /// The contribution.

@@ -210,6 +210,7 @@ pub(crate) fn run_source(
         any_newer: job.any_newer,
         gradient,
         order: EpochOrder::none(),
+        parts,
     };
     control.send(FromWorker::Ready { samples, ahead }).map_err(join)?;
     run_tasks(&mut runner, &control)

@@ -194,6 +194,8 @@ pub(crate) struct TaskRunner<'a> {
     /// The sum of one micro-batch, where micro-batches count one by one; else the sum of all so far.
     pub(crate) gradient: Buffer,
     pub(crate) order: EpochOrder,
+    /// Micro-batches of a task, as the coordinator knows them.
+    pub(crate) parts: u32,
 }
 
 /// How a task ended.
@@ -290,6 +292,10 @@ impl TaskRunner<'_> {
         let mut reported = Instant::now();
         let Some(parts) = self.source.begin(task, &samples, &wanted) else { return Ok(()) };
         self.outbox.split(parts);
+        if parts != self.parts && self.outbox.salvages() {
+            self.parts = parts;
+            report(FromWorker::Split { parts })?;
+        }
         for part in 0..parts {
             let micro = micro_batch(&samples, part, parts);
             let first = part == 0 || self.outbox.salvages();

@@ -85,6 +85,7 @@ fn redriven(events: &[Event], policy: &str, config: RoundConfig) -> Vec<Event> {
             EventKind::Aborted { worker, id, done, .. } => {
                 machine.handle_aborted(worker, id, done, event.at).unwrap();
             }
+            EventKind::Split { worker, parts } => machine.handle_split(worker, parts, event.at),
             EventKind::Progress { worker, done, .. } => {
                 machine.handle_progress(worker, given[&worker], done, event.at);
             }

@@ -99,6 +99,10 @@ impl Script {
         self.coordinator.handle_progress(WorkerId(worker), id, done, self.now);
     }
 
+    pub fn split(&mut self, worker: u32, parts: u32) {
+        self.coordinator.handle_split(WorkerId(worker), parts, self.now);
+    }
+
     pub fn abort(&mut self, worker: u32, base: u64) -> Result<(), MachineError> {
         self.coordinator.handle_aborted(WorkerId(worker), self.id(worker, base), 1, self.now)
     }

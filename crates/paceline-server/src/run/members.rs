@@ -92,6 +92,10 @@ impl Run {
                 self.core.handle_progress(worker, id, done, now);
                 Ok(())
             }
+            FromWorker::Split { parts } => {
+                self.core.handle_split(worker, parts, now);
+                Ok(())
+            }
             FromWorker::Done { id, weight, loss, square, stale, learning_rates } => {
                 let announcement = Announcement { id, weight, loss, square };
                 self.announced(worker, announcement, &stale, learning_rates)
