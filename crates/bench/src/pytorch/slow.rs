@@ -58,7 +58,7 @@ const TASKS: [Task; 3] = [
     Task {
         workload: Workload::CNN,
         data: "mnist",
-        rates: [0.01, 0.02, 0.05],
+        rates: [0.02, 0.05, 0.08],
         nominal: 0.06,
         steps: 140,
         target: 0.25,
