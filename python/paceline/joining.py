@@ -24,7 +24,6 @@ def join(
     *,
     tensors: Sequence[Tensor],
     hashes: Sequence[int],
-    frozen_bytes: int,
     optimizers: Sequence[str] | None,
     samples: int | None,
     batch: int,
@@ -32,6 +31,7 @@ def join(
     epochs: int | None,
     settings: Mapping[str, str],
     state: Callable[[], bytes],
+    frozen_bytes: int = 0,
 ) -> tuple[_native.Worker, bool]:
     """Joins a run. Returns the worker, and whether it must take the run's state before it is ready."""
     parts = max(1, min(RESOLUTION, batch))
