@@ -182,6 +182,9 @@ class Worker:
     def lost(self) -> bool:
         """Whether the run is over for this worker alone: it lost the connection, or was dismissed."""
 
+    def failed(self) -> bool:
+        """Whether the run is over for all workers because it failed."""
+
     def leave(self) -> None:
         """Leaves the run."""
 

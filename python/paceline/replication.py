@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from . import _native
-from .errors import PacelineError, RunEnded
+from .errors import PacelineError, RunEnded, run_ended
 from .replica import Replica
 from .state import Json
 
@@ -289,9 +289,8 @@ class Replication:
         while not arrived() and (until is None or time.monotonic() < until):
             worker.wait_for_message(PATIENCE)
             self._hear()
-            ended = worker.ended()
-            if ended is not None and not arrived():
-                raise RunEnded(f"the run is over: {ended}")
+            if worker.ended() is not None and not arrived():
+                raise run_ended(worker)
 
     def _hear(self) -> None:
         """Acts on the coordinator's messages."""

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from . import _native
 from .data import LedgerLoader, Portion, split
-from .errors import PacelineError, RunEnded
+from .errors import PacelineError, RunEnded, run_ended
 from .forward_hook import ForwardHook
 from .joining import join
 from .launch import Run, find_run
@@ -226,9 +226,9 @@ class Session:
         If the run stopped right after the last batch of an epoch, that epoch comes first, without batches:
         for what the loop does after an epoch.
         """
-        while (epoch := self.epoch) < total and not self._ended():
+        while (epoch := self.epoch) < total and self._goes_on():
             yield epoch
-            if self.epoch == epoch and not self._ended():
+            if self.epoch == epoch and self._goes_on():
                 return
 
     @property
@@ -330,14 +330,40 @@ class Session:
         joins again and takes the run's state, so what this one does to the replica does not matter."""
         log.warning("worker %d lost the run (%s): it joins again", self.number, error)
         self._lost = True
+        self._step_nothing(base, "this worker lost the run")
+
+    def _step_nothing(self, base: int, reason: str) -> None:
+        """Ends a step without a mean: the training loop's own step changes nothing."""
         self._replica.flat.clear()
         if self._averages:
             self._replica.skip_step()
-        self.last = Step(base, False, 0.0, 0, 0.0, 0.0, "this worker lost the run")
+        self.last = Step(base, False, 0.0, 0, 0.0, 0.0, reason)
 
     def _is_lost(self, error: RuntimeError) -> bool:
         """Whether the connection is lost, and the run may go on without this worker."""
-        return isinstance(error, _native.ConnectionLost) or self._connected().lost()
+        worker = self._connected()
+        return worker.lost() or (isinstance(error, _native.ConnectionLost) and worker.ended() is None)
+
+    def _is_over(self) -> bool:
+        """Whether the run has reached its end, for all workers."""
+        worker = self._connected()
+        return worker.ended() is not None and not worker.failed() and not worker.lost()
+
+    def _says_over(self, error: RuntimeError) -> bool:
+        """Whether this error means only that the run has reached its end."""
+        return isinstance(error, RunEnded | _native.ConnectionLost) and self._is_over()
+
+    def _has_no_mean(self, base: int, error: RuntimeError) -> None:
+        """Ends a step whose wait for the round has failed, or raises the error. A loop over the loader ends
+        by itself."""
+        if self._is_lost(error):
+            self._lose(base, error)
+        elif self._hands_out and self._says_over(error):
+            self._step_nothing(base, f"the run is over: {self._connected().ended()}")
+        elif isinstance(error, _native.ConnectionLost):
+            raise run_ended(self._connected()) from error
+        else:
+            raise error
 
     def _join_again(self) -> None:
         worker, self._worker = self._connected(), None
@@ -367,8 +393,13 @@ class Session:
             raise PacelineError("the session is not connected yet")
         return self._replication
 
-    def _ended(self) -> bool:
-        return self._worker is None or self._worker.ended() is not None
+    def _goes_on(self) -> bool:
+        """Whether a loop over the epochs goes on. A worker that has lost the run joins again."""
+        if self._worker is None:
+            return False
+        if self._worker.failed():
+            raise run_ended(self._worker)
+        return not self._is_over()
 
     # -- The backward pass ----------------------------------------------------------------------------
 
@@ -452,7 +483,7 @@ class Session:
         if self._work is None:
             self._work = self._next_work()
             if self._work is None:
-                raise RunEnded(f"the run is over: {self._connected().ended()}")
+                raise run_ended(self._connected())
             self._connected_replication().enter(self._work[1], new_loop=False)
 
     def _claim_work(self) -> None:
@@ -472,7 +503,7 @@ class Session:
                 return
             if (ended := worker.ended()) is not None:
                 if not worker.lost():
-                    raise RunEnded(f"the run is over: {ended}")
+                    raise run_ended(worker)
                 log.warning("worker %d lost the run (%s): it joins again", self.number, ended)
                 self._lost = True
             elif self._averages:
@@ -631,9 +662,7 @@ class Session:
             self._wait_for_version(while_waiting=lambda: replication.serve(base))
             missed = replication.catch_up(takes_last=True) + self._missed
         except RuntimeError as error:
-            if not self._is_lost(error):
-                raise
-            self._lose(base, error)
+            self._has_no_mean(base, error)
             return
         self._rejoins = self._missed = 0
         self._replica.steps.forget()
@@ -666,9 +695,8 @@ class Session:
         worker = self._connected()
         while_waiting()
         while worker.next_version(PATIENCE) is None:
-            ended = worker.ended()
-            if ended is not None:
-                raise RunEnded(f"the run is over: {ended}")
+            if worker.ended() is not None:
+                raise run_ended(worker)
             while_waiting()
 
     # -- Around the step --------------------------------------------------------------------------------
@@ -708,6 +736,9 @@ class Session:
             try:
                 turn = self._turn(epoch)
             except RuntimeError as error:
+                if self._says_over(error):
+                    log.warning("the run ended before worker %d had caught up with it", self.number)
+                    return None
                 if not self._is_lost(error):
                     raise
                 log.warning("worker %d lost the run (%s): it joins again", self.number, error)
@@ -731,9 +762,10 @@ class Session:
                 if worker.taken() > 0:
                     replication.follow_run(worker.taken())
             replication.caught_up()
-        elif (ended := worker.ended()) is not None:
-            if worker.lost() and (self._epochs is None or worker.epochs() < self._epochs):
-                raise RunEnded(ended)
+        elif worker.ended() is not None:
+            is_complete = self._epochs is not None and worker.epochs() >= self._epochs
+            if worker.failed() or (worker.lost() and not is_complete):
+                raise run_ended(worker)
             return None
         elif epoch is not None and worker.epochs() > epoch and not worker.is_behind():
             # After the last epoch a replica stays until all have stepped its last round: a slower one may
@@ -808,9 +840,7 @@ class Session:
         try:
             self._wait_for_version(while_waiting=lambda: None)
         except RuntimeError as error:
-            if not self._is_lost(error):
-                raise
-            self._lose(base, error)
+            self._has_no_mean(base, error)
             return
         self._rejoins = 0
         self._load_parameters()

@@ -325,6 +325,11 @@ impl Worker {
         matches!(self.embedded.ended(), Some(Err(_)))
     }
 
+    /// Whether the run is over for all workers because it failed.
+    fn failed(&self) -> bool {
+        self.embedded.has_failed()
+    }
+
     /// Leaves the run.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.embedded.leave()).map(drop).map_err(failed)

@@ -177,6 +177,11 @@ impl Embedded {
         })
     }
 
+    /// Whether the run is over for all workers because it failed.
+    pub fn has_failed(&self) -> bool {
+        self.control.mailbox.has_failed()
+    }
+
     /// Whether a round has closed whose version the user's loop has not taken.
     pub fn is_behind(&self) -> bool {
         let taken = self.meeting.lock().taken;
