@@ -581,12 +581,14 @@ class Session:
 
     def _finish_skipped(self) -> None:
         """Micro-batches for which the loop did not call ``backward()`` count as gradients of zero, as they
-        do where gradients are added up in ``.grad``."""
-        worker = self._connected()
+        do where gradients are added up in ``.grad``. Their running statistics are those of now."""
+        worker, flat = self._connected(), self._flat
         for samples in self._unfinished.values():
             if worker.is_cut():
                 break
-            worker.skip(0, self._flat.length)
+            worker.skip(0, flat.params_end)
+            self._write_statistics(worker, samples)
+            worker.skip(flat.presence_at, flat.length - flat.presence_at)
             worker.finish(samples, None, self._rates())
         self._unfinished = {}
 
@@ -608,13 +610,16 @@ class Session:
         if not flat.has_presence:
             return not worker.is_cut()
         weight = self._samples()
-        for buffer in flat.buffers:
-            if worker.write(buffer.offset, as_array(buffer.tensor), weight) is False:
-                self._refuse(buffer.name, "running statistics")
+        self._write_statistics(worker, weight)
         presence = torch.tensor([*self._written, self._overflow], dtype=torch.float32, device="cpu")
         if self._overflow:
             worker.clear(0, flat.params_end)
         return worker.write(flat.presence_at, presence.numpy(), weight) is not None
+
+    def _write_statistics(self, worker: _native.Worker, weight: float) -> None:
+        for buffer in self._flat.buffers:
+            if worker.write(buffer.offset, as_array(buffer.tensor), weight) is False:
+                self._refuse(buffer.name, "running statistics")
 
     def _loss_sum(self, samples: float) -> float | None:
         if self._loss is None or self._loss.numel() != 1:
