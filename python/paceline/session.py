@@ -225,10 +225,24 @@ class Session:
 
         If the run stopped right after the last batch of an epoch, that epoch comes first, without batches:
         for what the loop does after an epoch.
+
+        Call :meth:`loader` before. The iteration ends with the run, and with the first epoch whose loop over
+        the loader was left before its end.
         """
+        if not self._hands_out:
+            raise PacelineError(
+                "session.epochs() counts the epochs of session.loader(): call session.loader() before it. A "
+                "stream has no epochs"
+            )
         while (epoch := self.epoch) < total and self._goes_on():
             yield epoch
             if self.epoch == epoch and self._goes_on():
+                log.warning(
+                    "worker %d leaves session.epochs(), because the loop of epoch %d ended before all "
+                    "samples of the epoch were used: iterate over the whole loader in every epoch",
+                    self.number,
+                    epoch,
+                )
                 return
 
     @property

@@ -115,3 +115,30 @@ def test_a_stream_is_told_of_a_limit(serve: Any) -> None:
     with session, pytest.raises(paceline.RunEnded, match="the run is over: all rounds done"):
         for _ in range(10):
             train_step(model, optimizer, x[:4], y[:4])
+
+
+def test_epochs_without_a_loader_are_refused(serve: Any) -> None:
+    session, model, optimizer = session_of(serve(1), batch_size=4)
+    with pytest.raises(paceline.PacelineError, match=r"call session\.loader\(\) before it"):
+        next(iter(session.epochs(2)))
+    _, x, y = data().tensors
+    with session:
+        train_step(model, optimizer, x[:4], y[:4])
+        with pytest.raises(paceline.PacelineError, match="A stream has no epochs"):
+            next(iter(session.epochs(2)))
+
+
+def test_an_epoch_that_is_left_before_its_end_ends_epochs_with_a_warning(
+    serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    session, model, optimizer = session_of(serve(1), epochs=3)
+    loader, seen = session.loader(data(), batch_size=4), []
+    with session, caplog.at_level(logging.WARNING, "paceline"):
+        for epoch in session.epochs(3):
+            seen.append(epoch)
+            for _, x, y in loader:
+                train_step(model, optimizer, x, y)
+                if epoch == 1:
+                    break
+    assert seen == [0, 1]
+    assert "the loop of epoch 1 ended before all samples" in caplog.text
