@@ -22,7 +22,7 @@ from .launch import Run, find_run
 from .parameters import FlatVector, as_array
 from .replica import Replica
 from .replication import PATIENCE, Replication
-from .server_optimizer import describe, rates
+from .server_optimizer import check_fresh, describe, rates
 from .step import Step, last_step
 
 log = logging.getLogger("paceline")
@@ -82,6 +82,7 @@ class Session:
         )
         self._replica = Replica(self._flat, models, optimizers, schedulers, scaler)
         self._described = [] if self._averages else describe(optimizers)
+        self._check_fresh()
         self._scaler = scaler
         self._replication: Replication | None = None
         self._hash_every = hash_every
@@ -140,6 +141,10 @@ class Session:
         else:
             for optimizer in optimizers:
                 vars(optimizer)["step"] = self._server_step()
+
+    def _check_fresh(self) -> None:
+        if not self._averages:
+            check_fresh(self._replica.optimizers)
 
     # -- What the training loop calls ---------------------------------------------------------------
 
@@ -303,6 +308,7 @@ class Session:
                 "the session is connected already: call session.loader() once, and before the first "
                 "forward pass in training mode"
             )
+        self._check_fresh()
         self._run = run = self._run or find_run()
         self._joined = (samples, batch, ahead)
         worker, takes_state = join(
