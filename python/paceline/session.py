@@ -103,6 +103,9 @@ class Session:
         # The data that it joined with: samples, batch and leases ahead.
         self._joined: tuple[int | None, int, int] = (None, 1, 0)
         self._takes_state = False
+        # In mode "server": whether frozen values differ from those of the run, and the hash of the first ones.
+        self._takes_frozen = False
+        self._frozen_hash: int | None = None
         self._lost = False
         self._rejoins = 0
 
@@ -311,11 +314,14 @@ class Session:
         self._check_fresh()
         self._run = run = self._run or find_run()
         self._joined = (samples, batch, ahead)
-        worker, takes_state = join(
+        if self._frozen_hash is None:
+            self._frozen_hash = self._replica.frozen_hash()
+        worker, taken = join(
             run,
             tensors=self._flat.tensors,
             hashes=self._replica.hashes()[: len(self._flat.tensors)],
             frozen_bytes=self._replica.frozen_bytes,
+            frozen_hash=self._frozen_hash,
             optimizers=None if self._averages else self._described,
             samples=samples,
             batch=batch,
@@ -328,10 +334,11 @@ class Session:
         self._workers = worker.workers
         self._reference = float(batch * worker.workers)
         self._replication = Replication(
-            worker, self._replica, self._hash_every, is_late=takes_state
+            worker, self._replica, self._hash_every, is_late=taken is not None
         )
         self._hands_out = samples is not None
-        self._takes_state = takes_state
+        self._takes_state = taken is not None
+        self._takes_frozen = not self._averages and len(self._flat.tensors) in (taken or ())
         atexit.register(self.close)
 
     def _make_ready(self) -> None:
@@ -340,6 +347,10 @@ class Session:
         version = worker.version
         if self._takes_state:
             replication, begins = self._connected_replication(), self._rejoins == 0
+            if self._takes_frozen:
+                replication.take_frozen()
+                self._frozen_hash = self._replica.frozen_hash()
+                self._takes_frozen = False
             version = replication.join_run(version, has_optimizer=self._averages, begins=begins)
             self._takes_state = False
         # Under a loss scale a gradient is removed again if a later one overflows.
@@ -510,7 +521,7 @@ class Session:
         """Gets work without a change to the replica: none if this worker is behind the run."""
         if self._worker is None:
             self._join(None, (self._batch_size or 1) * self.accumulate)
-            if not (self._takes_state and self._averages):
+            if not (self._takes_state and (self._averages or self._takes_frozen)):
                 self._make_ready()
         worker, replication = self._connected(), self._connected_replication()
         while not self._takes_state and not self._lost:

@@ -364,10 +364,10 @@ type Tensor = (String, Vec<usize>, u32);
 
 /// Offers a model to the server. If the offer defines the run, sends the state that `state` returns. Returns
 /// `None` if the worker keeps its own state, else the version of the run's state that it must take, and the
-/// places of tensors whose initial values differ.
+/// places of tensors whose initial values differ; the place after the last tensor stands for what is frozen.
 #[pyfunction]
 #[pyo3(signature = (
-    address, token, *, tensors, hashes, frozen_bytes, optimizers, samples, batch, seed, micro_batches, settings, state
+    address, token, *, tensors, hashes, frozen_bytes, frozen_hash, optimizers, samples, batch, seed, micro_batches, settings, state
 ))]
 #[expect(clippy::too_many_arguments, reason = "one keyword argument for each field of an offer")]
 pub(crate) fn offer(
@@ -377,6 +377,7 @@ pub(crate) fn offer(
     tensors: Vec<Tensor>,
     hashes: Vec<u64>,
     frozen_bytes: u64,
+    frozen_hash: u64,
     optimizers: Option<Vec<String>>,
     samples: Option<u32>,
     batch: u32,
@@ -390,6 +391,7 @@ pub(crate) fn offer(
         tensors: tensors.into_iter().map(spec).collect(),
         hashes,
         frozen_bytes,
+        frozen_hash,
         update: update(optimizers)?,
         samples,
         batch,
