@@ -115,6 +115,8 @@ class Session:
         self._begun = False
         self._hands_out = False
         self._holds_mean = False
+        # Whether the loop has called skip_step() for this mean.
+        self._skipped = False
         # In mode "server": the version that the last step loaded, and whether rounds were missed.
         self._loaded: int | None = None
         self._behind = False
@@ -218,6 +220,21 @@ class Session:
         finally:
             self._parts, self._part, self._part_samples, self._divisor = 1, 0, 0, 1
             self._unfinished, self._in_parts = {}, False
+
+    def skip_step(self) -> None:
+        """Ends a step without ``optimizer.step()``, for example because the norm of the gradient is too large.
+
+        Call it instead of ``optimizer.step()``, on every worker alike: decide by what all workers share, such as
+        the mean in ``.grad`` or :attr:`round`, and not by the loss of the own batch. A worker that missed the
+        round skips the step as well. Only in mode ``"mean"``.
+        """
+        if not self._averages:
+            raise PacelineError('skip_step() needs mode="mean": in mode "server" the shards step')
+        if self._begun:
+            raise PacelineError("skip_step() came before the last backward() of the step")
+        if any(self._replica.steps.done):
+            raise PacelineError("skip_step() came after optimizer.step()")
+        self._skipped = True
 
     def loader(self, dataset: Any, batch_size: int = 1, **kwargs: Any) -> LedgerLoader:
         """A data loader whose samples the run hands out: every sample is used once per epoch.
@@ -482,13 +499,14 @@ class Session:
         if not self._has_stepped():
             raise PacelineError(
                 "backward() was called twice without optimizer.step() in between. Call step() after "
-                "each backward(), or accumulate inside session.no_sync() or session.micro_batches()"
+                "each backward(), or session.skip_step() to leave a step out, or accumulate inside "
+                "session.no_sync() or session.micro_batches()"
             )
 
     def _has_stepped(self) -> bool:
         if not self._averages:
             return self._pending is None
-        return any(self._replica.steps.done) or self._overflow
+        return any(self._replica.steps.done) or self._overflow or self._skipped
 
     def _begin_contribution(self) -> None:
         """Inside a backward pass, which needs the parameters that it began with: a worker that is behind
@@ -502,7 +520,7 @@ class Session:
             )
         if self._work is None:
             self._claim_work()
-        self._overflow = False
+        self._overflow = self._skipped = False
         self._begun = True
         self._done_parts = 0
         self._connected().begin(self._parts)
