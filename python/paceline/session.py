@@ -200,6 +200,11 @@ class Session:
             raise ValueError(f"n must be at least 1, not {n}")
         if not self._syncs:
             raise PacelineError("micro_batches() inside no_sync(): give it all batches of the step at once")
+        if not self._hands_out and self._batch_size is None:
+            raise PacelineError(
+                "micro_batches() of a stream needs paceline.init(batch_size=), the samples behind each "
+                "contribution: without it a cut salvages nothing"
+            )
         self._boundary()
         if not self._hands_out:
             self._get_work()

@@ -221,3 +221,12 @@ def test_a_skipped_step_after_a_step_and_in_mode_server_is_refused(serve: Any) -
     with session_of(serve(1), model, optimizer, mode="server") as session:
         with pytest.raises(paceline.PacelineError, match='needs mode="mean"'):
             session.skip_step()
+
+
+def test_micro_batches_of_a_stream_without_a_batch_size_are_refused(serve: Any) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = paceline.init(model, optimizer, server=serve(1).address)
+    _, x, y = data().tensors
+    with session, pytest.raises(paceline.PacelineError, match=r"paceline\.init\(batch_size=\)"):
+        next(session.micro_batches((x, y), 4))
