@@ -59,6 +59,7 @@ def join(
             settings=named,
             state=state,
         )
+        run.announce()
         tcp = os.environ.get("PACELINE_TRANSPORT") == "tcp"
         worker = _native.Worker.join(run.address, run.token, run.wish, run.name, tcp)
     except RuntimeError as error:
