@@ -186,7 +186,7 @@ class Worker:
         """Whether the run is over for all workers because it failed."""
 
     def leave(self) -> None:
-        """Leaves the run."""
+        """Leaves the run. A server that does not answer is waited for for 10 seconds."""
 
 def offer(
     address: str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -14,6 +15,8 @@ from .joining import join
 from .launch import Run, find_run
 from .safetensors import Entry, write
 from .step import Step, last_step
+
+log = logging.getLogger("paceline")
 
 Array = npt.NDArray[np.float32]
 
@@ -125,7 +128,10 @@ class ArraySession:
     def close(self) -> None:
         """Leaves the run. Without it the session leaves when the interpreter exits."""
         atexit.unregister(self.close)
-        self._worker.leave()
+        try:
+            self._worker.leave()
+        except RuntimeError as error:
+            log.warning("the run was lost before this worker left it: %s", error)
 
 
 def init_arrays(

@@ -142,3 +142,27 @@ def test_an_epoch_that_is_left_before_its_end_ends_epochs_with_a_warning(
                     break
     assert seen == [0, 1]
     assert "the loop of epoch 1 ended before all samples" in caplog.text
+
+
+def test_ctrl_c_ends_a_worker_whose_server_has_stalled(
+    serve: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_TRANSPORT", "tcp")
+    server = serve(1)
+    # A gradient that is larger than the buffers of a connection.
+    model = nn.Sequential(nn.Linear(6, 2000), nn.Linear(2000, 4000), nn.Linear(4000, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    session = paceline.init(model, optimizer, server=server.address, epochs=1)
+    _, x, y = next(iter(session.loader(data(), batch_size=4)))
+    os.kill(server.process.pid, signal.SIGSTOP)
+    # As Ctrl-C does.
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    with pytest.raises(KeyboardInterrupt):
+        train_step(model, optimizer, x, y)
+    begun = time.monotonic()
+    with caplog.at_level(logging.WARNING, "paceline"):
+        session.close()
+    assert "the server did not answer within 10 s" in caplog.text
+    assert time.monotonic() - begun < 20
+    os.kill(server.process.pid, signal.SIGCONT)
