@@ -88,7 +88,7 @@ def test_a_server_that_dies_ends_loops_without_torch_with_an_error(serve: Any) -
 
 @pytest.mark.parametrize("mode", ["mean", "server"])
 def test_a_loop_over_the_loader_ends_by_itself_at_a_limit(serve: Any, mode: str) -> None:
-    server = serve(2, policy="full", time_limit="1s")
+    server = serve(2, policy="full", time_limit="3s")
 
     def worker(number: int) -> Any:
         session, model, optimizer = session_of(server, mode=mode)
