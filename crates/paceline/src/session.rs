@@ -56,7 +56,7 @@ pub(crate) struct Session {
 /// What a run trains.
 enum Task {
     Native(Box<NativeTask>),
-    Offered(OfferedRun),
+    Offered(Box<OfferedRun>),
 }
 
 /// A model of this program.
@@ -140,7 +140,12 @@ impl Session {
             };
             let own = (args.config.as_deref(), &args.flags);
             let run = OfferedRun::new(own, config.clone(), others, idle, resumption);
-            return Ok(Session { config, dir, task: Task::Offered(run), json: args.json });
+            return Ok(Session {
+                config,
+                dir,
+                task: Task::Offered(Box::new(run)),
+                json: args.json,
+            });
         };
         let workload = Workload::load(model, data, seed)?.costing(costs.as_ref(), seed)?;
         let balanced_by = workload.costs.as_deref().filter(|_| balance).map(Costs::fingerprint);
