@@ -182,8 +182,11 @@ class Worker:
     def lost(self) -> bool:
         """Whether the run is over for this worker alone: it lost the connection, or was dismissed."""
 
+    def failed(self) -> bool:
+        """Whether the run is over for all workers because it failed."""
+
     def leave(self) -> None:
-        """Leaves the run."""
+        """Leaves the run. A server that does not answer is waited for for 10 seconds."""
 
 def offer(
     address: str,
@@ -192,6 +195,7 @@ def offer(
     tensors: Sequence[tuple[str, Sequence[int], int]],
     hashes: Sequence[int],
     frozen_bytes: int,
+    frozen_hash: int,
     optimizers: Sequence[str] | None,
     samples: int | None,
     batch: int,
@@ -202,7 +206,8 @@ def offer(
 ) -> tuple[int, list[int]] | None:
     """Offers a model to the server. If the offer defines the run, sends the state that `state` returns.
     Returns `None` if the worker keeps its own state, else the version of the run's state that it must
-    take, and the places of tensors whose initial values differ."""
+    take, and the places of tensors whose initial values differ; the place after the last tensor stands for
+    what is frozen."""
 
 def lr_factor(rule: str, weight: float, reference: float) -> float:
     """The factor on the learning rate of an update of this weight."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import logging
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _native
-from .errors import PacelineError, RunEnded
+from .errors import PacelineError, run_ended
 from .joining import join
 from .launch import Run, find_run
 from .safetensors import Entry, write
 from .step import Step, last_step
+
+log = logging.getLogger("paceline")
 
 Array = npt.NDArray[np.float32]
 
@@ -49,7 +52,8 @@ class ArraySession:
     def batches(self) -> Iterator[npt.NDArray[np.int64]]:
         """The samples that the run hands to this worker, by batch, until the run is over.
 
-        Call :meth:`step` with the gradient of each batch.
+        Call :meth:`step` with the gradient of each batch. Raises :class:`RunEnded` if the run fails, or if
+        this worker loses it.
         """
         while (work := self._next_work()) is not None:
             self._work = work
@@ -65,6 +69,8 @@ class ArraySession:
             if turn == "loaded":
                 self._load()
             elif self._worker.ended() is not None:
+                if self._worker.failed() or self._worker.lost():
+                    raise run_ended(self._worker)
                 return None
 
     def step(self, grads: Mapping[str, Array], loss: float | None = None) -> Step:
@@ -85,8 +91,8 @@ class ArraySession:
             worker.finish(count, None if loss is None else loss * count, [self.lr])
         worker.forget()
         while worker.next_version(_PATIENCE) is None:
-            if (ended := worker.ended()) is not None:
-                raise RunEnded(f"the run is over: {ended}")
+            if worker.ended() is not None:
+                raise run_ended(worker)
         self._load()
         self.last = last_step(worker, base, count)
         return self.last
@@ -122,7 +128,10 @@ class ArraySession:
     def close(self) -> None:
         """Leaves the run. Without it the session leaves when the interpreter exits."""
         atexit.unregister(self.close)
-        self._worker.leave()
+        try:
+            self._worker.leave()
+        except RuntimeError as error:
+            log.warning("the run was lost before this worker left it: %s", error)
 
 
 def init_arrays(

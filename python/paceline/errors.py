@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._native import Worker
+
 
 class PacelineError(RuntimeError):
     """Something that stops training: the message says what, where and what to do."""
@@ -10,6 +15,14 @@ class PacelineError(RuntimeError):
 class RunEnded(PacelineError):
     """The run is over while the training loop still computes.
 
-    Iterating over :meth:`paceline.Session.loader` ends by itself when the run does. A loop over its
-    own data gets this exception from ``backward()`` instead.
+    Iterating over :meth:`paceline.Session.loader` ends by itself when the run reaches its end: its epochs,
+    or a limit such as ``time_limit``. A loop over its own data gets this exception from ``backward()``
+    instead. Every loop gets it when the run fails, or when this worker has lost the run and cannot join
+    again: parameters are those of a run that did not finish.
     """
+
+
+def run_ended(worker: Worker) -> RunEnded:
+    """The error for a loop that cannot go on, because the worker's run is over."""
+    what = "has failed" if worker.failed() else "is over"
+    return RunEnded(f"the run {what}: {worker.ended()}")

@@ -24,7 +24,6 @@ def join(
     *,
     tensors: Sequence[Tensor],
     hashes: Sequence[int],
-    frozen_bytes: int,
     optimizers: Sequence[str] | None,
     samples: int | None,
     batch: int,
@@ -32,8 +31,14 @@ def join(
     epochs: int | None,
     settings: Mapping[str, str],
     state: Callable[[], bytes],
-) -> tuple[_native.Worker, bool]:
-    """Joins a run. Returns the worker, and whether it must take the run's state before it is ready."""
+    frozen_bytes: int = 0,
+    frozen_hash: int = 0,
+) -> tuple[_native.Worker, list[int] | None]:
+    """Joins a run. Returns the worker, and ``None`` if it keeps its own state.
+
+    Otherwise it must take the run's state before it is ready. The list has the places of tensors whose initial
+    values differ; the place after the last tensor stands for frozen parameters and buffers.
+    """
     parts = max(1, min(RESOLUTION, batch))
     named = {"straggler": "salvage" if parts > 1 else "abort", **settings}
     if epochs is not None:
@@ -45,6 +50,7 @@ def join(
             tensors=list(tensors),
             hashes=list(hashes),
             frozen_bytes=frozen_bytes,
+            frozen_hash=frozen_hash,
             optimizers=None if optimizers is None else list(optimizers),
             samples=samples,
             batch=batch,
@@ -53,6 +59,7 @@ def join(
             settings=named,
             state=state,
         )
+        run.announce()
         tcp = os.environ.get("PACELINE_TRANSPORT") == "tcp"
         worker = _native.Worker.join(run.address, run.token, run.wish, run.name, tcp)
     except RuntimeError as error:
@@ -60,9 +67,11 @@ def join(
             f"{error}. Check that the server at {run.address} runs, and that every worker has the same "
             "model, data and settings"
         ) from None
-    if taken is not None:
-        _warn_of_other_values(worker.number, *taken, [name for name, _, _ in tensors])
-    return worker, taken is not None
+    if taken is None:
+        return worker, None
+    names = [f"`{name}`" for name, _, _ in tensors]
+    _warn_of_other_values(worker.number, *taken, [*names, "frozen parameters or buffers"])
+    return worker, taken[1]
 
 
 def _warn_of_other_values(
@@ -70,7 +79,7 @@ def _warn_of_other_values(
 ) -> None:
     """A worker that joins late has other values than the run of course; one that starts with it should not."""
     if version == 0 and places:
-        named = ", ".join(f"`{names[place]}`" for place in places[:3])
+        named = ", ".join(names[place] for place in places[:3])
         more = f" and {len(places) - 3} more" if len(places) > 3 else ""
         log.warning(
             "worker %d starts with other values than the run in %s%s: it takes the run's. Call "

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ class Run:
     token: str | None = None
     wish: int | None = None
     name: str = ""
+    announce: Callable[[], None] = lambda: None
+    """Tells the other workers of a torchrun where the server is. Rank 0 calls it once its own model defines
+    the run, so that the others start from rank 0's values."""
 
     @staticmethod
     def at(address: str) -> Run:
@@ -50,8 +53,9 @@ class Run:
 def find_run() -> Run:
     """The run that this process belongs to.
 
-    ``PACELINE_SERVER`` names a server. Under torchrun, rank 0 starts one and tells the other ranks. Under
-    plain ``python`` the run has one worker. ``PACELINE_RESUME`` names the run that a new server resumes.
+    ``PACELINE_SERVER`` names a server. Under torchrun, rank 0 starts one, and the others wait until it has
+    offered its model (:attr:`Run.announce`). Under plain ``python`` the run has one worker.
+    ``PACELINE_RESUME`` names the run that a new server resumes.
     """
     env = os.environ
     if address := env.get("PACELINE_SERVER"):
@@ -88,7 +92,9 @@ def _under_torchrun(rank: int, workers: int) -> Run:
         address = _start_server(workers, bind, token)
         if not local:
             address = f"{host}:{address.rpartition(':')[2]}"
-        store.set(key, f"{address} {token or ''}")
+        return Run(
+            address, token, rank, _name(), lambda: store.set(key, f"{address} {token or ''}")
+        )
     address, _, token = store.get(key).decode().partition(" ")
     return Run(address, token or None, rank, _name())
 

@@ -217,9 +217,26 @@ class Replica:
     @property
     def frozen_bytes(self) -> int:
         """Bytes of the model's state that are no parameters to train."""
+        return sum(tensor.numel() * tensor.element_size() for _, tensor in self._frozen())
+
+    def frozen_hash(self) -> int:
+        """The hash of frozen parameters and buffers. Those of normalization layers are left out: forward
+        passes change them."""
+        layers = (module for model in self.models.values() for module in model.modules())
+        norms = (layer for layer in layers if isinstance(layer, nn.modules.batchnorm._NormBase))
+        moving = {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
+        return _hash([tensor for _, tensor in self._frozen() if id(tensor) not in moving])
+
+    def restore_frozen(self, blob: bytes | bytearray) -> None:
+        """Takes over frozen parameters and buffers of a state."""
+        tensors, _ = unpack(blob)
+        with torch.no_grad():
+            for name, tensor in self._frozen():
+                tensor.copy_(_named(tensors, name))
+
+    def _frozen(self) -> Iterator[tuple[str, Tensor]]:
         trained = {id(slot.tensor) for slot in self.flat.params}
-        others = (tensor for _, tensor in self._tensors() if id(tensor) not in trained)
-        return sum(tensor.numel() * tensor.element_size() for tensor in others)
+        return ((name, tensor) for name, tensor in self._tensors() if id(tensor) not in trained)
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         seen = set()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from . import _native
-from .errors import PacelineError, RunEnded
+from .errors import PacelineError, RunEnded, run_ended
 from .replica import Replica
 from .state import Json
 
@@ -127,6 +127,17 @@ class Replication:
 
     def take_state(self, at_least: int) -> int:
         """Takes the run's state from another worker, by way of the server; returns its version."""
+        version, settings = self._replica.restore(self._fetch_state(at_least))
+        self._follow(settings)
+        self._worker.restored(version)
+        return version
+
+    def take_frozen(self) -> None:
+        """Takes frozen parameters and buffers from the state that the run began with, where the optimizer is
+        on the shards."""
+        self._replica.restore_frozen(self._fetch_state(at_least=0))
+
+    def _fetch_state(self, at_least: int) -> bytes:
         worker = self._worker
         self._state_ready = None
         worker.want_state(at_least)
@@ -137,10 +148,7 @@ class Replication:
                 f"no other worker sent the run's state within {_STATE_PATIENCE:.0f} s: start this "
                 "worker again once others train"
             )
-        version, settings = self._replica.restore(worker.download_state())
-        self._follow(settings)
-        worker.restored(version)
-        return version
+        return worker.download_state()
 
     def join_run(self, version: int, *, has_optimizer: bool, begins: bool) -> int:
         """Takes over the run's state of this version or a newer one; returns the version.
@@ -289,9 +297,8 @@ class Replication:
         while not arrived() and (until is None or time.monotonic() < until):
             worker.wait_for_message(PATIENCE)
             self._hear()
-            ended = worker.ended()
-            if ended is not None and not arrived():
-                raise RunEnded(f"the run is over: {ended}")
+            if worker.ended() is not None and not arrived():
+                raise run_ended(worker)
 
     def _hear(self) -> None:
         """Acts on the coordinator's messages."""

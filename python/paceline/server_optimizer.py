@@ -28,6 +28,18 @@ def rates(optimizers: Sequence[Optimizer]) -> list[float]:
     return [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
 
 
+def check_fresh(optimizers: Sequence[Optimizer]) -> None:
+    """Refuses optimizers that have a state: the shards begin with none."""
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            if any(value is not None for value in state.values()):
+                raise PacelineError(
+                    f'{type(optimizer).__name__} has a state already, which mode "server" cannot take over: the '
+                    'optimizer is on the shards. Resume the run itself, with PACELINE_RESUME or "paceline '
+                    'train --resume", or use mode="mean"'
+                )
+
+
 def _group(optimizer: Optimizer, group: dict[str, Any]) -> str:
     kind = type(optimizer)
     if kind is torch.optim.SGD:

@@ -15,14 +15,14 @@ from torch.optim import Optimizer
 
 from . import _native
 from .data import LedgerLoader, Portion, split
-from .errors import PacelineError, RunEnded
+from .errors import PacelineError, RunEnded, run_ended
 from .forward_hook import ForwardHook
 from .joining import join
 from .launch import Run, find_run
 from .parameters import FlatVector, as_array
 from .replica import Replica
 from .replication import PATIENCE, Replication
-from .server_optimizer import describe, rates
+from .server_optimizer import check_fresh, describe, rates
 from .step import Step, last_step
 
 log = logging.getLogger("paceline")
@@ -82,6 +82,7 @@ class Session:
         )
         self._replica = Replica(self._flat, models, optimizers, schedulers, scaler)
         self._described = [] if self._averages else describe(optimizers)
+        self._check_fresh()
         self._scaler = scaler
         self._replication: Replication | None = None
         self._hash_every = hash_every
@@ -102,6 +103,9 @@ class Session:
         # The data that it joined with: samples, batch and leases ahead.
         self._joined: tuple[int | None, int, int] = (None, 1, 0)
         self._takes_state = False
+        # In mode "server": whether frozen values differ from those of the run, and the hash of the first ones.
+        self._takes_frozen = False
+        self._frozen_hash: int | None = None
         self._lost = False
         self._rejoins = 0
 
@@ -111,6 +115,8 @@ class Session:
         self._begun = False
         self._hands_out = False
         self._holds_mean = False
+        # Whether the loop has called skip_step() for this mean.
+        self._skipped = False
         # In mode "server": the version that the last step loaded, and whether rounds were missed.
         self._loaded: int | None = None
         self._behind = False
@@ -140,6 +146,10 @@ class Session:
         else:
             for optimizer in optimizers:
                 vars(optimizer)["step"] = self._server_step()
+
+    def _check_fresh(self) -> None:
+        if not self._averages:
+            check_fresh(self._replica.optimizers)
 
     # -- What the training loop calls ---------------------------------------------------------------
 
@@ -190,6 +200,11 @@ class Session:
             raise ValueError(f"n must be at least 1, not {n}")
         if not self._syncs:
             raise PacelineError("micro_batches() inside no_sync(): give it all batches of the step at once")
+        if not self._hands_out and self._batch_size is None:
+            raise PacelineError(
+                "micro_batches() of a stream needs paceline.init(batch_size=), the samples behind each "
+                "contribution: without it a cut salvages nothing"
+            )
         self._boundary()
         if not self._hands_out:
             self._get_work()
@@ -211,6 +226,21 @@ class Session:
             self._parts, self._part, self._part_samples, self._divisor = 1, 0, 0, 1
             self._unfinished, self._in_parts = {}, False
 
+    def skip_step(self) -> None:
+        """Ends a step without ``optimizer.step()``, for example because the norm of the gradient is too large.
+
+        Call it instead of ``optimizer.step()``, on every worker alike: decide by what all workers share, such as
+        the mean in ``.grad`` or :attr:`round`, and not by the loss of the own batch. A worker that missed the
+        round skips the step as well. Only in mode ``"mean"``.
+        """
+        if not self._averages:
+            raise PacelineError('skip_step() needs mode="mean": in mode "server" the shards step')
+        if self._begun:
+            raise PacelineError("skip_step() came before the last backward() of the step")
+        if any(self._replica.steps.done):
+            raise PacelineError("skip_step() came after optimizer.step()")
+        self._skipped = True
+
     def loader(self, dataset: Any, batch_size: int = 1, **kwargs: Any) -> LedgerLoader:
         """A data loader whose samples the run hands out: every sample is used once per epoch.
 
@@ -225,10 +255,24 @@ class Session:
 
         If the run stopped right after the last batch of an epoch, that epoch comes first, without batches:
         for what the loop does after an epoch.
+
+        Call :meth:`loader` before. The iteration ends with the run, and with the first epoch whose loop over
+        the loader was left before its end.
         """
-        while (epoch := self.epoch) < total and not self._ended():
+        if not self._hands_out:
+            raise PacelineError(
+                "session.epochs() counts the epochs of session.loader(): call session.loader() before it. A "
+                "stream has no epochs"
+            )
+        while (epoch := self.epoch) < total and self._goes_on():
             yield epoch
-            if self.epoch == epoch and not self._ended():
+            if self.epoch == epoch and self._goes_on():
+                log.warning(
+                    "worker %d leaves session.epochs(), because the loop of epoch %d ended before all "
+                    "samples of the epoch were used: iterate over the whole loader in every epoch",
+                    self.number,
+                    epoch,
+                )
                 return
 
     @property
@@ -289,13 +333,17 @@ class Session:
                 "the session is connected already: call session.loader() once, and before the first "
                 "forward pass in training mode"
             )
+        self._check_fresh()
         self._run = run = self._run or find_run()
         self._joined = (samples, batch, ahead)
-        worker, takes_state = join(
+        if self._frozen_hash is None:
+            self._frozen_hash = self._replica.frozen_hash()
+        worker, taken = join(
             run,
             tensors=self._flat.tensors,
             hashes=self._replica.hashes()[: len(self._flat.tensors)],
             frozen_bytes=self._replica.frozen_bytes,
+            frozen_hash=self._frozen_hash,
             optimizers=None if self._averages else self._described,
             samples=samples,
             batch=batch,
@@ -308,10 +356,11 @@ class Session:
         self._workers = worker.workers
         self._reference = float(batch * worker.workers)
         self._replication = Replication(
-            worker, self._replica, self._hash_every, is_late=takes_state
+            worker, self._replica, self._hash_every, is_late=taken is not None
         )
         self._hands_out = samples is not None
-        self._takes_state = takes_state
+        self._takes_state = taken is not None
+        self._takes_frozen = not self._averages and len(self._flat.tensors) in (taken or ())
         atexit.register(self.close)
 
     def _make_ready(self) -> None:
@@ -320,6 +369,10 @@ class Session:
         version = worker.version
         if self._takes_state:
             replication, begins = self._connected_replication(), self._rejoins == 0
+            if self._takes_frozen:
+                replication.take_frozen()
+                self._frozen_hash = self._replica.frozen_hash()
+                self._takes_frozen = False
             version = replication.join_run(version, has_optimizer=self._averages, begins=begins)
             self._takes_state = False
         # Under a loss scale a gradient is removed again if a later one overflows.
@@ -330,14 +383,40 @@ class Session:
         joins again and takes the run's state, so what this one does to the replica does not matter."""
         log.warning("worker %d lost the run (%s): it joins again", self.number, error)
         self._lost = True
+        self._step_nothing(base, "this worker lost the run")
+
+    def _step_nothing(self, base: int, reason: str) -> None:
+        """Ends a step without a mean: the training loop's own step changes nothing."""
         self._replica.flat.clear()
         if self._averages:
             self._replica.skip_step()
-        self.last = Step(base, False, 0.0, 0, 0.0, 0.0, "this worker lost the run")
+        self.last = Step(base, False, 0.0, 0, 0.0, 0.0, reason)
 
     def _is_lost(self, error: RuntimeError) -> bool:
         """Whether the connection is lost, and the run may go on without this worker."""
-        return isinstance(error, _native.ConnectionLost) or self._connected().lost()
+        worker = self._connected()
+        return worker.lost() or (isinstance(error, _native.ConnectionLost) and worker.ended() is None)
+
+    def _is_over(self) -> bool:
+        """Whether the run has reached its end, for all workers."""
+        worker = self._connected()
+        return worker.ended() is not None and not worker.failed() and not worker.lost()
+
+    def _says_over(self, error: RuntimeError) -> bool:
+        """Whether this error means only that the run has reached its end."""
+        return isinstance(error, RunEnded | _native.ConnectionLost) and self._is_over()
+
+    def _has_no_mean(self, base: int, error: RuntimeError) -> None:
+        """Ends a step whose wait for the round has failed, or raises the error. A loop over the loader ends
+        by itself."""
+        if self._is_lost(error):
+            self._lose(base, error)
+        elif self._hands_out and self._says_over(error):
+            self._step_nothing(base, f"the run is over: {self._connected().ended()}")
+        elif isinstance(error, _native.ConnectionLost):
+            raise run_ended(self._connected()) from error
+        else:
+            raise error
 
     def _join_again(self) -> None:
         worker, self._worker = self._connected(), None
@@ -367,8 +446,13 @@ class Session:
             raise PacelineError("the session is not connected yet")
         return self._replication
 
-    def _ended(self) -> bool:
-        return self._worker is None or self._worker.ended() is not None
+    def _goes_on(self) -> bool:
+        """Whether a loop over the epochs goes on. A worker that has lost the run joins again."""
+        if self._worker is None:
+            return False
+        if self._worker.failed():
+            raise run_ended(self._worker)
+        return not self._is_over()
 
     # -- The backward pass ----------------------------------------------------------------------------
 
@@ -420,13 +504,14 @@ class Session:
         if not self._has_stepped():
             raise PacelineError(
                 "backward() was called twice without optimizer.step() in between. Call step() after "
-                "each backward(), or accumulate inside session.no_sync() or session.micro_batches()"
+                "each backward(), or session.skip_step() to leave a step out, or accumulate inside "
+                "session.no_sync() or session.micro_batches()"
             )
 
     def _has_stepped(self) -> bool:
         if not self._averages:
             return self._pending is None
-        return any(self._replica.steps.done) or self._overflow
+        return any(self._replica.steps.done) or self._overflow or self._skipped
 
     def _begin_contribution(self) -> None:
         """Inside a backward pass, which needs the parameters that it began with: a worker that is behind
@@ -440,7 +525,7 @@ class Session:
             )
         if self._work is None:
             self._claim_work()
-        self._overflow = False
+        self._overflow = self._skipped = False
         self._begun = True
         self._done_parts = 0
         self._connected().begin(self._parts)
@@ -452,14 +537,14 @@ class Session:
         if self._work is None:
             self._work = self._next_work()
             if self._work is None:
-                raise RunEnded(f"the run is over: {self._connected().ended()}")
+                raise run_ended(self._connected())
             self._connected_replication().enter(self._work[1], new_loop=False)
 
     def _claim_work(self) -> None:
         """Gets work without a change to the replica: none if this worker is behind the run."""
         if self._worker is None:
             self._join(None, (self._batch_size or 1) * self.accumulate)
-            if not (self._takes_state and self._averages):
+            if not (self._takes_state and (self._averages or self._takes_frozen)):
                 self._make_ready()
         worker, replication = self._connected(), self._connected_replication()
         while not self._takes_state and not self._lost:
@@ -472,7 +557,7 @@ class Session:
                 return
             if (ended := worker.ended()) is not None:
                 if not worker.lost():
-                    raise RunEnded(f"the run is over: {ended}")
+                    raise run_ended(worker)
                 log.warning("worker %d lost the run (%s): it joins again", self.number, ended)
                 self._lost = True
             elif self._averages:
@@ -550,12 +635,14 @@ class Session:
 
     def _finish_skipped(self) -> None:
         """Micro-batches for which the loop did not call ``backward()`` count as gradients of zero, as they
-        do where gradients are added up in ``.grad``."""
-        worker = self._connected()
+        do where gradients are added up in ``.grad``. Their running statistics are those of now."""
+        worker, flat = self._connected(), self._flat
         for samples in self._unfinished.values():
             if worker.is_cut():
                 break
-            worker.skip(0, self._flat.length)
+            worker.skip(0, flat.params_end)
+            self._write_statistics(worker, samples)
+            worker.skip(flat.presence_at, flat.length - flat.presence_at)
             worker.finish(samples, None, self._rates())
         self._unfinished = {}
 
@@ -577,13 +664,16 @@ class Session:
         if not flat.has_presence:
             return not worker.is_cut()
         weight = self._samples()
-        for buffer in flat.buffers:
-            if worker.write(buffer.offset, as_array(buffer.tensor), weight) is False:
-                self._refuse(buffer.name, "running statistics")
+        self._write_statistics(worker, weight)
         presence = torch.tensor([*self._written, self._overflow], dtype=torch.float32, device="cpu")
         if self._overflow:
             worker.clear(0, flat.params_end)
         return worker.write(flat.presence_at, presence.numpy(), weight) is not None
+
+    def _write_statistics(self, worker: _native.Worker, weight: float) -> None:
+        for buffer in self._flat.buffers:
+            if worker.write(buffer.offset, as_array(buffer.tensor), weight) is False:
+                self._refuse(buffer.name, "running statistics")
 
     def _loss_sum(self, samples: float) -> float | None:
         if self._loss is None or self._loss.numel() != 1:
@@ -631,9 +721,7 @@ class Session:
             self._wait_for_version(while_waiting=lambda: replication.serve(base))
             missed = replication.catch_up(takes_last=True) + self._missed
         except RuntimeError as error:
-            if not self._is_lost(error):
-                raise
-            self._lose(base, error)
+            self._has_no_mean(base, error)
             return
         self._rejoins = self._missed = 0
         self._replica.steps.forget()
@@ -666,9 +754,8 @@ class Session:
         worker = self._connected()
         while_waiting()
         while worker.next_version(PATIENCE) is None:
-            ended = worker.ended()
-            if ended is not None:
-                raise RunEnded(f"the run is over: {ended}")
+            if worker.ended() is not None:
+                raise run_ended(worker)
             while_waiting()
 
     # -- Around the step --------------------------------------------------------------------------------
@@ -708,6 +795,9 @@ class Session:
             try:
                 turn = self._turn(epoch)
             except RuntimeError as error:
+                if self._says_over(error):
+                    log.warning("the run ended before worker %d had caught up with it", self.number)
+                    return None
                 if not self._is_lost(error):
                     raise
                 log.warning("worker %d lost the run (%s): it joins again", self.number, error)
@@ -731,9 +821,10 @@ class Session:
                 if worker.taken() > 0:
                     replication.follow_run(worker.taken())
             replication.caught_up()
-        elif (ended := worker.ended()) is not None:
-            if worker.lost() and (self._epochs is None or worker.epochs() < self._epochs):
-                raise RunEnded(ended)
+        elif worker.ended() is not None:
+            is_complete = self._epochs is not None and worker.epochs() >= self._epochs
+            if worker.failed() or (worker.lost() and not is_complete):
+                raise run_ended(worker)
             return None
         elif epoch is not None and worker.epochs() > epoch and not worker.is_behind():
             # After the last epoch a replica stays until all have stepped its last round: a slower one may
@@ -808,9 +899,7 @@ class Session:
         try:
             self._wait_for_version(while_waiting=lambda: None)
         except RuntimeError as error:
-            if not self._is_lost(error):
-                raise
-            self._lose(base, error)
+            self._has_no_mean(base, error)
             return
         self._rejoins = 0
         self._load_parameters()

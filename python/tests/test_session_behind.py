@@ -104,6 +104,7 @@ def run(
     ],
     model: Callable[[], nn.Module] = mlp,
     change: Callable[[nn.Module], object] = lambda _: None,
+    step: Callable[[Loop, torch.optim.Optimizer], None] = lambda _, optimizer: optimizer.step(),
     scaled: bool = False,
     **settings: Any,
 ) -> Any:
@@ -123,7 +124,7 @@ def run(
             (loop.scaler.scale(loss) if scaled else loss).backward()
             change(loop.model)
             for optimizer in loop.optimizers:
-                loop.scaler.step(optimizer) if scaled else optimizer.step()
+                loop.scaler.step(optimizer) if scaled else step(loop, optimizer)
             if scaled:
                 loop.scaler.update()
             loop.note()
@@ -368,3 +369,34 @@ def test_a_fused_optimizer_follows_the_run_in_the_layout_channels_last(
 
     server = serve(2, policy="static:1")
     run(server.address, slow, model=channels_last, make=fused, change=change)
+
+
+def test_a_step_that_is_skipped_is_skipped_by_a_worker_that_missed_it(serve: Any) -> None:
+    """Every second round is skipped, by the mean that all workers see or by its number."""
+
+    def step(loop: Loop, optimizer: torch.optim.Optimizer) -> None:
+        if loop.session.round % 2:
+            loop.session.skip_step()
+        else:
+            optimizer.step()
+
+    def slow(loop: Loop) -> int:
+        (optimizer,) = loop.optimizers
+        missed = 0
+        for at, (x, y) in enumerate(loop.batches(stream=False)):
+            if at == STEPS:
+                break
+            optimizer.zero_grad()
+            loop.fall_behind(rounds=3)
+            loop.loss(x, y).backward()
+            before = values(loop.model)
+            step(loop, optimizer)
+            if loop.session.round % 2:
+                assert all(map(torch.equal, before, values(loop.model)))
+            loop.note()
+            assert loop.session.last is not None
+            missed += loop.session.last.missed
+        return missed
+
+    server = serve(2, policy="static:1")
+    assert run(server.address, slow, step=step) > 0

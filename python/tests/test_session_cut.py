@@ -271,3 +271,22 @@ def test_no_sync_and_micro_batches_do_not_mix(serve: Any) -> None:
                     pass
         with session.no_sync(), pytest.raises(paceline.PacelineError, match="inside no_sync"):
             next(iter(session.micro_batches(batch, 2)))
+
+
+def test_a_micro_batch_without_backward_leaves_running_statistics_as_they_are(serve: Any) -> None:
+    server = serve(1, policy="full")
+    model = seeded(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
+    norm: Any = model[1]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    session = paceline.init(model, optimizer, server=server.address, policy="full", epochs=1)
+    for _, x, y in session.loader(data(), batch_size=8):
+        after = []
+        for part, (px, py) in enumerate(session.micro_batches((x, y), 4)):
+            if part < 2:
+                (nn.functional.mse_loss(model(px), py) / 4).backward()
+            after.append([norm.running_mean.clone(), norm.running_var.clone()])
+        # Those of the last two micro-batches are those after the second one.
+        means = [torch.stack(each).mean(0) for each in zip(*after)]
+        assert_close([norm.running_mean, norm.running_var], means)
+        optimizer.step()
+    session.close()

@@ -184,3 +184,49 @@ def test_a_batch_whose_members_differ_in_length_is_not_split(serve: Any) -> None
         images = [torch.zeros(3, 8, 8), torch.zeros(3, 6, 9)]
         with pytest.raises(paceline.PacelineError, match="members of 4 and 3 samples"):
             next(session.micro_batches((x, images), 2))
+
+
+def test_a_step_may_be_skipped_on_purpose(serve: Any) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with session_of(serve(1), model, optimizer) as session:
+        for at, (_, x, y) in enumerate(session.loader(data(), batch_size=4)):
+            before = model[0].weight.clone()
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            session.skip_step() if at % 2 else optimizer.step()
+            assert torch.equal(before, model[0].weight) == bool(at % 2)
+
+
+def test_a_forgotten_step_is_told_after_a_skipped_one(serve: Any) -> None:
+    model = mlp()
+    session = session_of(serve(1), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with session, pytest.raises(paceline.PacelineError, match=r"or session\.skip_step\(\)"):
+        for at, (_, x, y) in enumerate(session.loader(data(), batch_size=4)):
+            nn.functional.mse_loss(model(x), y).backward()
+            if at == 0:
+                session.skip_step()
+            assert at < 2
+
+
+def test_a_skipped_step_after_a_step_and_in_mode_server_is_refused(serve: Any) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with session_of(serve(1), model, optimizer) as session:
+        _, x, y = next(iter(session.loader(data(), batch_size=4)))
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        with pytest.raises(paceline.PacelineError, match=r"after optimizer\.step"):
+            session.skip_step()
+    with session_of(serve(1), model, optimizer, mode="server") as session:
+        with pytest.raises(paceline.PacelineError, match='needs mode="mean"'):
+            session.skip_step()
+
+
+def test_micro_batches_of_a_stream_without_a_batch_size_are_refused(serve: Any) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = paceline.init(model, optimizer, server=serve(1).address)
+    _, x, y = data().tensors
+    with session, pytest.raises(paceline.PacelineError, match=r"paceline\.init\(batch_size=\)"):
+        next(session.micro_batches((x, y), 4))

@@ -4,6 +4,7 @@ evaluation, compilation, gradient accumulation."""
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -303,3 +304,78 @@ def test_accumulation_of_fewer_samples_than_batches_repeats_some_and_keeps_their
         nn.functional.mse_loss(model(x[samples]), y[samples]).backward()
         optimizer.step()
     assert_close(found, values(model))
+
+
+class Backbone(nn.Module):
+    """A frozen layer and a buffer whose values differ between workers, under a head that is trained."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.frozen, self.norm, self.head = nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)
+        self.register_buffer("scale", torch.full((4,), 1.0 + number))
+        seeded(self)
+        nn.init.constant_(self.frozen.weight, 0.1 * (1 + number))
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.norm(self.frozen(x)) * self.scale)
+        return out
+
+
+@pytest.mark.parametrize("mode", ["mean", "server"])
+@pytest.mark.parametrize("joins", ["together", "late"])
+def test_frozen_parameters_and_buffers_are_those_of_the_first_worker(
+    serve: Any, mode: str, joins: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve(2 if joins == "together" else 1, policy="static:1")
+    first_joined, second_joined = threading.Event(), threading.Event()
+
+    def worker(number: int) -> Any:
+        model = Backbone(number)
+        optimizer = torch.optim.SGD(model.head.parameters(), lr=0.01)
+        session = paceline.init(model, optimizer, server=server.address, mode=mode, epochs=1)
+        if number == 1:
+            assert first_joined.wait(60)
+        loader = session.loader(data(400_000), batch_size=4)
+        if joins == "together":
+            first_joined.set()
+        steps = 0
+        for _, x, y in loader:
+            if number == 1:
+                second_joined.set()
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            steps += 1
+            first_joined.set()
+            if steps >= 3 and second_joined.is_set():
+                break
+        session.close()
+        return [model.frozen.weight.detach(), model.frozen.bias.detach(), model.scale]
+
+    first, second = together(2, worker)
+    assert_identical([first, second])
+    assert torch.equal(first[2], torch.ones(4))
+    if joins == "together":
+        assert "in frozen parameters or buffers: it takes the run's" in caplog.text
+
+
+def test_frozen_values_that_agree_are_not_taken_from_the_run(
+    serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve(2, policy="full")
+
+    def worker(_: int) -> Any:
+        model = Backbone(0)
+        # Statistics of a layer that has seen other data than that of the other worker.
+        model.norm(torch.randn(8, 4))
+        optimizer = torch.optim.SGD(model.head.parameters(), lr=0.01)
+        session = paceline.init(model, optimizer, server=server.address, epochs=1)
+        loader = session.loader(data(), batch_size=4)
+        taken = session._takes_state
+        next(iter(loader))
+        session.close()
+        return taken
+
+    assert together(2, worker) == [False, False]
+    assert "other values" not in caplog.text

@@ -75,3 +75,29 @@ def test_a_compiled_model_among_several_keeps_its_names(serve: Any) -> None:
         return [param.detach().clone() for param in params]
 
     assert_identical(together(2, worker))
+
+
+def test_optimizer_state_from_before_is_refused_and_empty_state_is_not(serve: Any) -> None:
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    model(data().tensors[1]).sum().backward()
+    optimizer.step()
+    saved = optimizer.state_dict()
+    with pytest.raises(paceline.PacelineError, match="Adam has a state already.*PACELINE_RESUME"):
+        paceline.init(model, optimizer, mode="server")
+
+    fresh = torch.optim.Adam(model.parameters(), lr=0.01)
+    for param in model.parameters():
+        fresh.state[param] = {}
+    session = paceline.init(model, fresh, mode="server", server=serve(1).address)
+    fresh.load_state_dict(saved)
+    with session, pytest.raises(paceline.PacelineError, match="Adam has a state already"):
+        session.loader(data(), batch_size=8)
+
+
+def test_momentum_without_a_buffer_yet_is_no_state() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for param in model.parameters():
+        optimizer.state[param] = {"momentum_buffer": None}
+    paceline.init(model, optimizer, mode="server").close()

@@ -68,3 +68,51 @@ def test_the_server_outlives_the_rank_that_started_it(tmp_path: Path) -> None:
     first, second = start(tmp_path, *TORCHRUN, words=("leave",))
     assert len(first["seen"]) == 8
     assert sorted(first["seen"] + second["seen"]) == list(range(48))
+
+
+class Store:
+    """What the ranks of a torchrun tell each other."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def get(self, key: str) -> bytes:
+        wait_until(lambda: key in self.values)
+        return self.values[key].encode()
+
+
+def test_other_ranks_wait_until_the_model_of_rank_0_defines_the_run(
+    monkeypatch: pytest.MonkeyPatch, serve: Any
+) -> None:
+    torch = pytest.importorskip("torch")
+    import paceline
+    from paceline import launch
+    from workers import data, mlp, together
+
+    server, store = serve(2, policy="full"), Store()
+    monkeypatch.setattr(launch, "_store", store)
+    monkeypatch.setattr(launch, "_start_server", lambda *_: server.address)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    first_run = launch._under_torchrun(0, 2)
+    monkeypatch.setattr(launch, "_sessions", 0)
+    assert not store.values
+
+    def worker(rank: int) -> Any:
+        run = first_run if rank == 0 else launch._under_torchrun(rank, 2)
+        model = mlp()
+        torch.nn.init.constant_(model[0].weight, float(rank))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        session = paceline.init(model, optimizer, policy="full", epochs=1)
+        session._run = run
+        for _, x, y in session.loader(data(), batch_size=4):
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        session.close()
+        return model[0].weight.detach()
+
+    first, second = together(2, worker)
+    assert not first.any() and torch.equal(first, second)

@@ -29,15 +29,18 @@ use pyo3::{
     types::{PyAnyMethods, PyBytes, PyDict, PyDictMethods},
 };
 
-use crate::interrupt::interruptible;
+use crate::interrupt::{interruptible, interruptible_for, while_no_signal};
 
 /// An epoch, and ranges of positions in its order.
 type PortionOf = (u32, Vec<(u32, u32)>);
 
+/// How long a worker that leaves waits for the server.
+const PARTING: Duration = Duration::from_secs(10);
+
 /// A worker of a run. A thread of its own talks to the run; the methods hand over gradients and versions.
 #[pyclass(module = "paceline._native", frozen)]
 pub(crate) struct Worker {
-    embedded: Embedded,
+    embedded: Arc<Embedded>,
     config: WorkerConfig,
     order: Mutex<EpochOrder>,
 }
@@ -80,7 +83,7 @@ impl Worker {
         let joining = config.clone();
         let join = move || Embedded::join(joining, Box::new(Tcp), wait_for_answers);
         let embedded = interruptible(py, join)?.map_err(failed)?;
-        Ok(Worker { embedded, config, order: Mutex::new(EpochOrder::none()) })
+        Ok(Worker { embedded: Arc::new(embedded), config, order: Mutex::new(EpochOrder::none()) })
     }
 
     #[getter]
@@ -158,8 +161,8 @@ impl Worker {
         }
     }
 
-    fn begin(&self, py: Python<'_>, parts: u32) -> bool {
-        py.detach(|| self.embedded.begin(parts))
+    fn begin(&self, py: Python<'_>, parts: u32) -> PyResult<bool> {
+        while_no_signal(py, |goes_on| self.embedded.begin_while(parts, goes_on))
     }
 
     /// Adds `scale` times `values` to the gradient. Returns whether it is finite; `None` after a cut.
@@ -187,8 +190,14 @@ impl Worker {
     }
 
     #[pyo3(signature = (weight, loss, rates))]
-    fn finish(&self, py: Python<'_>, weight: f64, loss: Option<f64>, rates: Vec<f32>) -> bool {
-        py.detach(|| self.embedded.finish(weight, loss, rates))
+    fn finish(
+        &self,
+        py: Python<'_>,
+        weight: f64,
+        loss: Option<f64>,
+        rates: Vec<f32>,
+    ) -> PyResult<bool> {
+        while_no_signal(py, |goes_on| self.embedded.finish_while(weight, loss, rates, goes_on))
     }
 
     fn is_cut(&self) -> bool {
@@ -325,9 +334,21 @@ impl Worker {
         matches!(self.embedded.ended(), Some(Err(_)))
     }
 
-    /// Leaves the run.
+    /// Whether the run is over for all workers because it failed.
+    fn failed(&self) -> bool {
+        self.embedded.has_failed()
+    }
+
+    /// Leaves the run. A server that does not read is not waited for longer than [`PARTING`].
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.embedded.leave()).map(drop).map_err(failed)
+        let embedded = Arc::clone(&self.embedded);
+        match interruptible_for(py, Some(PARTING), move || embedded.leave())? {
+            Some(left) => left.map(drop).map_err(failed),
+            None => Err(ConnectionLost::new_err(format!(
+                "the server did not answer within {} s",
+                PARTING.as_secs()
+            ))),
+        }
     }
 }
 
@@ -359,10 +380,10 @@ type Tensor = (String, Vec<usize>, u32);
 
 /// Offers a model to the server. If the offer defines the run, sends the state that `state` returns. Returns
 /// `None` if the worker keeps its own state, else the version of the run's state that it must take, and the
-/// places of tensors whose initial values differ.
+/// places of tensors whose initial values differ; the place after the last tensor stands for what is frozen.
 #[pyfunction]
 #[pyo3(signature = (
-    address, token, *, tensors, hashes, frozen_bytes, optimizers, samples, batch, seed, micro_batches, settings, state
+    address, token, *, tensors, hashes, frozen_bytes, frozen_hash, optimizers, samples, batch, seed, micro_batches, settings, state
 ))]
 #[expect(clippy::too_many_arguments, reason = "one keyword argument for each field of an offer")]
 pub(crate) fn offer(
@@ -372,6 +393,7 @@ pub(crate) fn offer(
     tensors: Vec<Tensor>,
     hashes: Vec<u64>,
     frozen_bytes: u64,
+    frozen_hash: u64,
     optimizers: Option<Vec<String>>,
     samples: Option<u32>,
     batch: u32,
@@ -385,6 +407,7 @@ pub(crate) fn offer(
         tensors: tensors.into_iter().map(spec).collect(),
         hashes,
         frozen_bytes,
+        frozen_hash,
         update: update(optimizers)?,
         samples,
         batch,

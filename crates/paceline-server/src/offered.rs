@@ -94,7 +94,8 @@ impl Entrance {
 impl ResumedOffer {
     /// Whether the run can go on with the model and the data of this offer.
     fn check(&self, offer: &Offer) -> Result<(), String> {
-        match offer.other_task(&self.offer) {
+        let difference = offer.other_task(&self.offer);
+        match difference.or_else(|| offer.other_frozen_values(&self.offer)) {
             Some(difference) => Err(format!(
                 "{difference}; a run is resumed with the model, optimizer and data that it had"
             )),

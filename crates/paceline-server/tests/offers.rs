@@ -29,6 +29,7 @@ fn offer() -> Offer {
         tensors: vec![TensorSpec::new("a", [PARAMS / 2]), TensorSpec::new("b", [PARAMS / 2])],
         hashes: vec![1, 2],
         frozen_bytes: 0,
+        frozen_hash: 0,
         update: OfferedUpdate::Server(OptimizerSpec::SGD.into()),
         samples: Some(SAMPLES),
         batch: 8,

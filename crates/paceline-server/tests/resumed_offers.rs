@@ -28,6 +28,7 @@ fn offer(update: OfferedUpdate) -> Offer {
         tensors: vec![TensorSpec::new("w", [PARAMS])],
         hashes: vec![1],
         frozen_bytes: 0,
+        frozen_hash: 0,
         update,
         samples: Some(SAMPLES),
         batch: 8,

@@ -7,7 +7,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use thiserror::Error;
 
 /// The version of the protocol. Both ends send it first; they must agree.
-pub const PROTOCOL: u16 = 7;
+pub const PROTOCOL: u16 = 8;
 
 /// Bytes of the preamble, which either end sends before any frame: `PCLN`, the protocol's version, two zero
 /// bytes.

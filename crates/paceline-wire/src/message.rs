@@ -197,8 +197,10 @@ pub enum ToWorker {
         /// The places in its [`FromWorker::Hashes`] that differ.
         places: Vec<u32>,
     },
-    /// The run is over, for this reason. For display.
+    /// The run has reached its end, for this reason. For display.
     Stop(String),
+    /// The run has failed, for this reason. For display.
+    Failed(String),
     /// The worker is expelled, for this reason. For display. The connection closes.
     Expelled(String),
     /// Answers a heartbeat, so that the worker can measure the round trip.

@@ -18,6 +18,9 @@ pub struct Offer {
     /// Bytes that a state has for what is not among the tensors: frozen parameters and buffers.
     #[serde(default)]
     pub frozen_bytes: u64,
+    /// A hash of the initial frozen parameters and buffers.
+    #[serde(default)]
+    pub frozen_hash: u64,
     /// How an update is made.
     pub update: OfferedUpdate,
     /// Samples in an epoch; `None` for a stream, of which only weights are counted.
@@ -65,7 +68,8 @@ pub enum OfferReply {
     TakeState {
         /// The run's version.
         version: Version,
-        /// Tensors whose initial values differ from those that the run started from, by their index.
+        /// Tensors whose initial values differ from those that the run started from, by their index. The
+        /// index after the last tensor stands for frozen parameters and buffers.
         differing: Vec<u32>,
     },
 }
@@ -145,9 +149,20 @@ impl Offer {
         })
     }
 
-    /// The tensors whose initial values differ from those of `run`, by their index.
+    /// A difference to frozen values that a resumed run cannot give its workers, in words. Its checkpoint has
+    /// them only if it is the state of a worker. Offers of older runs have no hash of them.
+    pub fn other_frozen_values(&self, run: &Offer) -> Option<String> {
+        let kept = matches!(run.update, OfferedUpdate::Mean) || run.frozen_hash == 0;
+        (!kept && self.frozen_hash != run.frozen_hash).then(|| {
+            "frozen parameters or buffers have other values here than in the run".to_owned()
+        })
+    }
+
+    /// The tensors whose initial values differ from those of `run`, by their index. The index after the last
+    /// tensor stands for frozen parameters and buffers.
     pub fn other_values(&self, run: &Offer) -> Vec<u32> {
-        let pairs = (0..).zip(self.hashes.iter().zip(&run.hashes));
+        let hashes = |offer: &Offer| [offer.hashes.as_slice(), &[offer.frozen_hash]].concat();
+        let pairs = (0..).zip(hashes(self).into_iter().zip(hashes(run)));
         pairs.filter(|(_, (here, there))| here != there).map(|(index, _)| index).collect()
     }
 }
@@ -163,6 +178,7 @@ mod tests {
             tensors: vec![TensorSpec::new("fc.weight", [10, 4]), TensorSpec::new("fc.bias", [10])],
             hashes: vec![1, 2],
             frozen_bytes: 0,
+            frozen_hash: 5,
             update: OfferedUpdate::Mean,
             samples: Some(100),
             batch: 8,
@@ -222,10 +238,24 @@ mod tests {
     }
 
     #[test]
+    fn other_frozen_values_are_a_difference_where_no_state_has_them() {
+        let other = Offer { frozen_hash: 9, ..offer() };
+        assert_eq!(other.other_frozen_values(&offer()), None, "workers take a state");
+        let update = OfferedUpdate::Server(OptimizerSpec::SGD.into());
+        let run = Offer { update, ..offer() };
+        assert_eq!(run.other_frozen_values(&run), None);
+        assert!(other.other_frozen_values(&run).is_some());
+        let older = Offer { frozen_hash: 0, ..run };
+        assert_eq!(other.other_frozen_values(&older), None);
+    }
+
+    #[test]
     fn tensors_with_other_values_are_listed() {
         let mut other = offer();
         assert!(other.other_values(&offer()).is_empty());
         other.hashes[1] = 9;
         assert_eq!(other.other_values(&offer()), [1]);
+        other.frozen_hash = 9;
+        assert_eq!(other.other_values(&offer()), [1, 2], "frozen values come after the tensors");
     }
 }

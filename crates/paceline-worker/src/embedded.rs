@@ -36,6 +36,9 @@ use crate::{
 /// the state of another worker.
 const WAITING_BYTES: usize = 256 << 20;
 
+/// How often a wait for the worker's loop asks whether to go on.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// A worker whose gradients a training loop of the user's own computes.
 pub struct Embedded {
     job: Job,
@@ -177,6 +180,11 @@ impl Embedded {
         })
     }
 
+    /// Whether the run is over for all workers because it failed.
+    pub fn has_failed(&self) -> bool {
+        self.control.mailbox.has_failed()
+    }
+
     /// Whether a round has closed whose version the user's loop has not taken.
     pub fn is_behind(&self) -> bool {
         let taken = self.meeting.lock().taken;
@@ -216,6 +224,11 @@ impl Embedded {
 
     /// Begins to compute the current work, in `parts` micro-batches. False if it is no longer wanted.
     pub fn begin(&self, parts: u32) -> bool {
+        self.begin_while(parts, &mut || true)
+    }
+
+    /// As [`Self::begin`]. Gives up the wait for the worker's loop when `goes_on` says so.
+    pub fn begin_while(&self, parts: u32, goes_on: &mut dyn FnMut() -> bool) -> bool {
         let mut state = self.meeting.lock();
         if !state.is_wanted() {
             return false;
@@ -224,7 +237,7 @@ impl Embedded {
         self.meeting.changed.notify_all();
         // The buffer is lent a moment later.
         let lent = |state: &State| state.buffer.is_some() || state.task.is_none();
-        let mut state = self.meeting.until(state, lent);
+        let mut state = self.meeting.until(state, goes_on, lent);
         if state.buffer.is_none() {
             state.parts = None;
         }
@@ -286,6 +299,17 @@ impl Embedded {
     /// known, and the learning rates if the shards step the optimizer. Returns whether the next one, or for
     /// the last one the whole contribution, may still count.
     pub fn finish(&self, weight: f64, loss: Option<f64>, learning_rates: Vec<f32>) -> bool {
+        self.finish_while(weight, loss, learning_rates, &mut || true)
+    }
+
+    /// As [`Self::finish`]. Gives up the wait for the worker's loop when `goes_on` says so.
+    pub fn finish_while(
+        &self,
+        weight: f64,
+        loss: Option<f64>,
+        learning_rates: Vec<f32>,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> bool {
         let mut state = self.meeting.lock();
         if state.buffer.is_none() {
             return false;
@@ -294,12 +318,12 @@ impl Embedded {
         self.meeting.changed.notify_all();
         // The worker's loop takes the buffer, and lends it again for the next micro-batch.
         let taken = |state: &State| state.finished.is_none();
-        let state = self.meeting.until(state, taken);
+        let state = self.meeting.until(state, goes_on, taken);
         if state.left == 0 {
             return true;
         }
         let lent = |state: &State| state.buffer.is_some() || state.task.is_none();
-        self.meeting.until(state, lent).buffer.is_some()
+        self.meeting.until(state, goes_on, lent).buffer.is_some()
     }
 
     /// Whether the work that the user's loop was given no longer counts.
@@ -452,14 +476,27 @@ impl Rendezvous {
         self.changed.notify_all();
     }
 
-    /// Waits until `holds`, or until the worker's loop has ended.
+    /// Waits until `holds`, until the worker's loop has ended, or until `goes_on` says no.
     fn until<'a>(
-        &self,
-        state: MutexGuard<'a, State>,
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        goes_on: &mut dyn FnMut() -> bool,
         holds: impl Fn(&State) -> bool,
     ) -> MutexGuard<'a, State> {
-        let waits = |state: &mut State| state.ended.is_none() && !holds(state);
-        self.changed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner)
+        loop {
+            let waits = |state: &mut State| state.ended.is_none() && !holds(state);
+            let waited = self.changed.wait_timeout_while(state, LOOK, waits);
+            let (now, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+            if !waited.timed_out() {
+                return now;
+            }
+            drop(now);
+            let ends = !goes_on();
+            state = self.lock();
+            if ends {
+                return state;
+            }
+        }
     }
 
     fn wait(&self, patience: Duration, turn: impl Fn(&State) -> Option<Turn>) -> Turn {

@@ -83,6 +83,8 @@ struct State {
     may_push: Option<ContributionId>,
     cut: Option<Version>,
     stop: Option<Result<String, String>>,
+    /// Whether the run has failed.
+    failed: bool,
     /// The last round that closed.
     over: Option<Version>,
     /// The last closes, oldest first.
@@ -145,6 +147,7 @@ impl Mailbox {
                 state.user.push_back(message);
             }
             ToWorker::Stop(why) => state.stop = Some(Ok(why)),
+            ToWorker::Failed(why) => (state.stop, state.failed) = (Some(Ok(why)), true),
             // The reading thread has recorded it; there is nothing to act on.
             ToWorker::Heard { .. } => return,
             ToWorker::Expelled(why) => state.stop = Some(Err(format!("shown out: {why}"))),
@@ -322,6 +325,11 @@ impl Mailbox {
         state.stop.clone()
     }
 
+    /// Whether the coordinator said that the run has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.lock().failed
+    }
+
     /// The portions of the worker's next rounds, in order.
     pub(crate) fn leases(&self) -> Vec<Portion> {
         self.lock().leases.clone()
@@ -424,6 +432,16 @@ mod tests {
         assert!(mailbox.is_over(Version(4), Until::Close));
         mailbox.deliver(me, ToWorker::Stop("done".to_owned()));
         assert_eq!(mailbox.next(None), Next::Stop(Ok("done".to_owned())));
+    }
+
+    #[test]
+    fn a_run_that_failed_ends_like_others_and_says_so() {
+        let (mailbox, me) = (Mailbox::default(), WorkerId(0));
+        mailbox.deliver(me, ToWorker::Failed("quorum lost".to_owned()));
+        assert_eq!(mailbox.next(None), Next::Stop(Ok("quorum lost".to_owned())));
+        assert!(mailbox.has_failed());
+        mailbox.hang_up("closed".to_owned());
+        assert_eq!(mailbox.next(None), Next::Stop(Ok("quorum lost".to_owned())));
     }
 
     #[test]

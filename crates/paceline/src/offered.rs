@@ -216,6 +216,7 @@ mod tests {
             tensors: vec![TensorSpec::new("w", [2])],
             hashes: vec![1],
             frozen_bytes: 0,
+            frozen_hash: 0,
             update: OfferedUpdate::Mean,
             samples: Some(100),
             batch: 8,

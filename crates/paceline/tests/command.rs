@@ -76,6 +76,7 @@ fn make_offer(config: &WorkerConfig) {
         tensors: vec![TensorSpec::new("w", [4])],
         hashes: vec![7],
         frozen_bytes: 0,
+        frozen_hash: 0,
         update: OfferedUpdate::Server(OptimizerSpec::SGD.into()),
         samples: Some(SAMPLES),
         batch: 8,

@@ -168,8 +168,13 @@ impl Run {
 
     /// Tells all peers, and waits a moment for them to leave.
     pub(super) async fn part(&mut self, queue: &mut UnboundedReceiver<Input>) {
-        let why = self.ending.reason.as_ref().map(ToString::to_string).unwrap_or_default();
-        self.members.workers.send_all(self.members.workers.everyone(), &ToWorker::Stop(why));
+        let reason = self.ending.reason.as_ref();
+        let why = reason.map(ToString::to_string).unwrap_or_default();
+        let end = match reason.is_none_or(StopReason::is_success) {
+            true => ToWorker::Stop(why),
+            false => ToWorker::Failed(why),
+        };
+        self.members.workers.send_all(self.members.workers.everyone(), &end);
         let leaving = async {
             while self.members.workers.any_connected() {
                 match queue.recv().await {

@@ -25,6 +25,9 @@ impl Run {
         }
         let version = self.updates.version;
         if self.is_resumed {
+            if let Some(difference) = offer.other_frozen_values(run) {
+                return Err(difference);
+            }
             return Ok(OfferReply::TakeState { version, differing: Vec::new() });
         }
         let differing = offer.other_values(run);
