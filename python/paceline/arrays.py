@@ -158,6 +158,7 @@ def init_arrays(
         Run.at(server) if server else find_run(),
         tensors=[(name, list(array.shape), 0) for name, array in params.items()],
         hashes=[_native.hash_values(array.reshape(-1)) for array in params.values()],
+        frozen_bytes=0,
         optimizers=[optimizer],
         samples=samples,
         batch=batch_size,
