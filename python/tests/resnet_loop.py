@@ -97,4 +97,5 @@ outcome = {
     "state": [value.double().sum().item() for value in model.state_dict().values() if value.is_floating_point()],
 }
 session.close()
-print("outcome", json.dumps(outcome), flush=True)
+# One write: torchrun starts Python unbuffered, and ranks share a pipe.
+print(f"outcome {json.dumps(outcome)}\n", end="", flush=True)

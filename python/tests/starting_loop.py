@@ -32,4 +32,5 @@ outcome = {
     "parameters": [param.tolist() for param in model.parameters()],
 }
 session.close()
-print("outcome", json.dumps(outcome), flush=True)
+# One write: torchrun starts Python unbuffered, and ranks share a pipe.
+print(f"outcome {json.dumps(outcome)}\n", end="", flush=True)

@@ -94,4 +94,5 @@ outcome = {
     "parameters": [param.double().sum().item() for param in model.parameters()],
 }
 session.close()
-print("outcome", json.dumps(outcome), flush=True)
+# One write: torchrun starts Python unbuffered, and ranks share a pipe.
+print(f"outcome {json.dumps(outcome)}\n", end="", flush=True)
