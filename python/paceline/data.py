@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +17,7 @@ from .errors import PacelineError
 if TYPE_CHECKING:
     from .session import Session
 
+log = logging.getLogger("paceline")
 T = TypeVar("T")
 
 Portion = tuple[int, tuple[tuple[int, int], ...]]
@@ -82,6 +84,11 @@ class LedgerLoader:
         # One lease more than are prefetched, so that the sampler always has the next one.
         per_lease = session.accumulate
         ahead = -(-depth // per_lease) + 1 if depth else 0
+        # The loop over the data: its epoch, the portion that `at_end` has got for it, and its batches so far.
+        self._epoch: int | None = None
+        self._ahead: Portion | None = None
+        self._yielded = 0
+        self._warns = True
         session.connect(len(dataset), batch_size * per_lease, ahead)
 
     def __len__(self) -> int:
@@ -89,14 +96,43 @@ class LedgerLoader:
 
     def __iter__(self) -> Iterator[Any]:
         prefetched = Prefetched(self._inner, self._sampler) if self._inner.num_workers > 0 else None
-        epoch: int | None = None
+        last, batches = self._epoch, self._yielded
+        self._epoch, self._ahead, self._yielded = None, None, 0
         try:
-            while (portion := self.session._next_portion(epoch)) is not None:
-                epoch = self._sampler.epoch = portion[0]
-                yield from self._batches_of(portion, prefetched)
+            while (portion := self._next_portion()) is not None:
+                if portion[0] == last and batches == len(self):
+                    self._warn_of_nominal_length()
+                last, self._epoch = None, portion[0]
+                self._sampler.epoch = portion[0]
+                for batch in self._batches_of(portion, prefetched):
+                    self._yielded += 1
+                    yield batch
         finally:
             if prefetched is not None and not self._keeps_workers:
                 self._inner = self._make_inner()
+
+    def at_end(self) -> bool:
+        """Whether the loop over this loader will get no more batches. Call it after ``optimizer.step()``.
+
+        Waits, as the next iteration would, until the run has samples for this worker or the epoch is
+        complete. It is for trainers that must know the last batch of an epoch before they go on.
+        """
+        if self._ahead is None and self.session._work is None:
+            self._ahead = self.session._next_portion(self._epoch)
+        return self.session._work is None
+
+    def _next_portion(self) -> Portion | None:
+        portion, self._ahead = self._ahead, None
+        return portion if portion is not None else self.session._next_portion(self._epoch)
+
+    def _warn_of_nominal_length(self) -> None:
+        if self._warns:
+            log.warning(
+                "a loop over the loader ended after len(loader) batches and before the end of the epoch: "
+                "len() is nominal, and workers do different numbers of batches. With Lightning, give the "
+                "Trainer paceline.integrations.lightning.LedgerCallback(loader)"
+            )
+        self._warns = False
 
     def _batches_of(self, portion: Portion, prefetched: Prefetched | None) -> Iterator[Any]:
         """The batches of one portion: prefetched, or loaded here."""

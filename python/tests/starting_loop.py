@@ -32,5 +32,5 @@ outcome = {
     "parameters": [param.tolist() for param in model.parameters()],
 }
 session.close()
-# In one piece: the workers of a torchrun write to the same pipe.
+# One write: torchrun starts Python unbuffered, and ranks share a pipe.
 print(f"outcome {json.dumps(outcome)}\n", end="", flush=True)

@@ -19,11 +19,13 @@ from workers import HERE, wait_until
 OTHER_RUNS = ("PACELINE_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_")
 
 
-def start(folder: Path, *launcher: str, words: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """Runs the script with this launcher; returns the workers' outcomes, by number."""
+def start(
+    folder: Path, *launcher: str, words: tuple[str, ...] = (), script: str = "starting_loop.py"
+) -> list[dict[str, Any]]:
+    """Runs a script with this launcher; returns the workers' outcomes, by number."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(OTHER_RUNS)}
     done = subprocess.run(
-        [sys.executable, *launcher, str(HERE / "starting_loop.py"), *words],
+        [sys.executable, *launcher, str(HERE / script), *words],
         env={**inherited, "OMP_NUM_THREADS": "1"},
         cwd=folder,
         capture_output=True,

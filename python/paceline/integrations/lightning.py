@@ -1,12 +1,14 @@
-"""A callback for Lightning, under its names ``lightning`` and ``pytorch_lightning``."""
+"""Callbacks for Lightning, under its names ``lightning`` and ``pytorch_lightning``."""
 
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from paceline.data import LedgerLoader
 from paceline.recorder import Recorder, record
 
 if TYPE_CHECKING:
@@ -49,3 +51,71 @@ class RecordCallback(Callback):
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None
+
+
+class LedgerCallback(Callback):
+    """Makes an epoch of the trainer an epoch of the run, for training with :meth:`paceline.Session.loader`::
+
+        loader = session.loader(dataset, batch_size=32)
+        trainer = Trainer(max_epochs=10, devices=1, callbacks=[LedgerCallback(loader)])
+
+    Lightning ends an epoch after ``len(loader)`` batches, which is only nominal here. With this callback it
+    ends with the run's epoch on every worker: validation, checkpoints and schedulers that step by epoch
+    follow. A worker that joins late or resumes a run begins with the run's epoch, and training stops when
+    the run is over. With ``limit_train_batches`` or ``fast_dev_run`` the trainer ends its epochs itself.
+    """
+
+    def __init__(self, loader: LedgerLoader) -> None:
+        self._loader = loader
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begins with the run's epoch."""
+        epoch = self._loader.session.epoch
+        if epoch > 0:
+            progress = trainer.fit_loop.epoch_progress.current
+            progress.ready = progress.started = progress.processed = progress.completed = epoch
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """The number of batches is not known, as with an iterable data set."""
+        if _has_all_batches(trainer):
+            trainer.fit_loop.max_batches = math.inf
+            if trainer.val_check_interval == 1.0 and isinstance(trainer.val_check_interval, float):
+                trainer.val_check_batch = math.inf
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """No batch is known to be the last one before its step is done."""
+        if _has_all_batches(trainer):
+            fetcher = trainer.fit_loop._data_fetcher
+            fetcher.length, fetcher.done = None, False
+            trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = False
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Ends the epoch after its last batch."""
+        if _has_all_batches(trainer) and self._loader.at_end():
+            _end_epoch(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Goes on with the run's epoch: a slow worker may have missed a whole one."""
+        session, loop = self._loader.session, trainer.fit_loop
+        if _has_all_batches(trainer) and not trainer.is_last_batch and not session._ended():
+            # The run had stopped right after the last batch of this epoch.
+            _end_epoch(trainer)
+        progress = loop.epoch_progress.current
+        progress.processed = max(progress.processed, session.epoch)
+        progress.completed = progress.processed - 1
+        if session._ended():
+            trainer.should_stop = True
+
+
+def _has_all_batches(trainer: Any) -> bool:
+    """Whether an epoch of the trainer has all batches of the loader."""
+    return isinstance(trainer.limit_train_batches, float) and trainer.limit_train_batches == 1.0
+
+
+def _end_epoch(trainer: Any) -> None:
+    """Does what the trainer does once it knows that a batch is the last one."""
+    loop = trainer.fit_loop.epoch_loop
+    loop.batch_progress.is_last_batch = True
+    loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
