@@ -37,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--nominal", type=float, default=0.0, help="seconds that a step is padded to")
     parser.add_argument("--stalls", type=float, default=1.0, help="p99/p50 of the durations of steps")
     parser.add_argument("--slow", type=float, default=1.0, help="factor of the last worker's durations")
+    parser.add_argument("--target", type=float, default=0.0, help="loss after which no more are taken")
     parser.add_argument("--snapshots", type=float, help="seconds between snapshots for losses")
     args = parser.parse_args()
     args.rank, args.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -57,13 +58,16 @@ class Snapshots:
         if self.every is not None and seconds >= last + self.every:
             self.taken.append((seconds, [p.detach().clone() for p in self.work.model.parameters()]))
 
-    def losses(self) -> list[tuple[float, float]]:
-        found = []
+    def losses(self, target: float) -> list[tuple[float, float]]:
+        """Seconds and losses, as far as the median of three neighbours is above the target."""
+        found: list[tuple[float, float]] = []
         for seconds, values in self.taken:
             with torch.no_grad():
                 for parameter, value in zip(self.work.model.parameters(), values):
                     parameter.copy_(value)
             found.append((seconds, self.work.test_loss()))
+            if sum(loss <= target for _, loss in found[-3:]) >= 2 and len(found) >= 3:
+                break
         return found
 
 
@@ -104,7 +108,9 @@ def train(system: Alone, work: Workload, args: argparse.Namespace) -> dict:
     measured["memory"] = memory("self")
     measured["server_memory"] = server_memory() if args.rank == 0 else None
     system.close()
-    measured["losses"] = snapshots.losses()
+    # The run is over: the other workers' cores are free.
+    torch.set_num_threads(min(args.world, os.cpu_count() or 1))
+    measured["losses"] = snapshots.losses(args.target)
     return measured
 
 

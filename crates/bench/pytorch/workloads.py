@@ -17,7 +17,7 @@ LENGTH = 64
 SHORT_LENGTH = 32
 
 # Samples that the loss is taken over after a run: images, or texts of many characters each.
-IMAGES, TEXTS = 2048, 512
+IMAGES, TEXTS = 2048, 128
 
 
 @dataclass

@@ -79,10 +79,10 @@ const TASKS: [Task; 3] = [
     Task {
         workload: Workload::GPT_LARGE,
         data: "tinyshakespeare",
-        rates: [2.5e-4, 5e-4, 1e-3],
+        rates: [1.25e-4, 2.5e-4, 5e-4],
         nominal: 0.4,
-        steps: 80,
-        target: 2.8,
+        steps: 60,
+        target: 3.0,
         seeds: 2,
         search_runs: 1,
         peers: false,
@@ -203,8 +203,9 @@ impl Task {
     ) -> Result<f64> {
         let Task { workload, nominal, steps, .. } = self;
         let args = format!(
-            "--samples {} --lr {rate} --seed {seed} --nominal {nominal} --snapshots {} {}",
+            "--samples {} --lr {rate} --seed {seed} --nominal {nominal} --target {} --snapshots {} {}",
             steps * workload.batch * WORKERS,
+            self.target,
             4.0 * nominal,
             scenario.args
         );
