@@ -8,9 +8,9 @@
 //!
 //! **One-sided feedback.** An expert that would have waited beyond the cut cannot be scored; it keeps
 //! its score. So playing an expert reveals every expert that stops no later: a feedback graph in which
-//! any two experts are joined (independence number 1). Probes ([`Probe`]) reveal the rest: they wait
-//! for workers not seen for long, within a budget of a fixed share of all time, and never beyond the
-//! moment after which arrivals could not pay. The same moment bounds every leader.
+//! any two experts are joined (independence number 1). Audits ([`Audit`]) reveal the rest: rounds
+//! chosen before they open wait for all workers, but not beyond the moment after which arrivals could not
+//! pay, within a budget of a fixed share of all gains. The same moment bounds every leader.
 //!
 //! **Measurement overrules scores.** Scores are counterfactual, so waiting for all workers is also
 //! tried ([`FullSyncTrial`]), and kept if it measurably gains more.
@@ -21,9 +21,8 @@
 //! lead and 0.1 earnings. So over any window of W rounds its regret to an expert that was scored is
 //! at most about 3·σ·√W + 1.1, σ being the deviation of a round's difference: O(√W) per window. This
 //! bounds tracking, not the regret of a whole run: a steady lead below about (3·σ·√W + 0.1)/W per round
-//! goes unnoticed. Probes cost at most 1 % of all time on top. An expert that always waits longer
-//! cannot be scored until a probe lasts as long as it: one that waits w rounds longer is revealed
-//! within about 100·w·log₂(4·w) rounds.
+//! goes unnoticed. Audits cost about 1 % of all gains on top. An expert that always waits longer is scored
+//! in the next audit, at most 384 rounds later while the budget lasts.
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,13 +30,13 @@ use paceline_core::{Decision, Policy, RoundRecord, RoundView, RunTime, Time, Ver
 use paceline_model::{Model, TrackerOptions};
 
 use crate::{
+    audit::{Audit, censored_after},
     backlog::{Backlog, Lesson},
     closed::ClosedRound,
     learned::{best_wait, follow, not_worth_waiting},
     objective::{Gain, Objective},
     patience::Patience,
     predict::{Bdsgd, Empirical, Filter, Predictor},
-    probe::Probe,
     rate::GainRate,
     scene::{Scene, whole_portions},
     stop::break_even,
@@ -53,8 +52,6 @@ const MARGIN: (f64, f64) = (3.0, 0.1);
 const ENOUGH: f64 = 3.0;
 /// Least variance assumed for a difference, since a few rounds may agree by chance.
 const NOISE: f64 = 1e-3;
-/// An expert that could not be scored for this many rounds is worth a probe.
-const UNSCORED: u32 = 20;
 /// While full sync does best, the policy learns from one round in [`CALM`], and from fewer in
 /// proportion if rounds are shorter than [`THINKING`] seconds: on a busy host learning costs the
 /// workers time.
@@ -92,10 +89,10 @@ pub struct Auto {
     scores: Vec<ExpertScore>,
     leader: usize,
     gain: Gain,
-    /// Arrivals at the moment when the leader would have cut, if a probe follows it.
+    /// Arrivals at the moment when the leader would have cut, if the round is audited.
     led_to: Option<usize>,
     rate: GainRate,
-    probe: Probe,
+    audit: Audit,
     patience: Patience,
     trial: FullSyncTrial,
     /// Micro-batches per contribution if they count one by one, else 1.
@@ -110,8 +107,6 @@ struct ExpertScore {
     sum: f64,
     square: f64,
     rounds: f64,
-    /// Rounds since it could be scored.
-    unscored: u32,
 }
 
 impl ExpertScore {
@@ -166,7 +161,7 @@ impl Auto {
             gain: Gain::new(objective),
             led_to: None,
             rate: GainRate::default(),
-            probe: Probe::default(),
+            audit: Audit::default(),
             patience: Patience::default(),
             trial: FullSyncTrial::default(),
             partial: 1,
@@ -198,7 +193,7 @@ impl Auto {
         // A round that waits for all has no leader.
         let leader = Some(self.leader).filter(|_| !self.trial.waits_for_all());
         let rethink = record.round.0.is_multiple_of(models_every(n));
-        let played = match (self.led_to, self.probe.cut_was_due()) {
+        let played = match (self.led_to, self.audit.cut_was_due()) {
             (Some(count), Some(cut)) => earn(count, seconds(cut, record.opened)),
             _ => earn(closed.arrived(), seconds(record.cut, record.opened)),
         };
@@ -223,16 +218,14 @@ impl Auto {
         let Some(played) = earnings[leader] else { return };
         let keep = 1.0 - 1.0 / MEMORY;
         for (score, earned) in self.scores.iter_mut().zip(earnings) {
-            // An unscored round does not discount a score, so that rare probes count.
+            // An unscored round does not discount a score, so that rare audits count.
             let Some(earned) = earned else {
-                score.unscored += 1;
                 continue;
             };
             let ahead = earned - played;
             score.sum = keep * score.sum + ahead;
             score.square = keep * score.square + ahead * ahead;
             score.rounds = keep * score.rounds + 1.0;
-            score.unscored = 0;
         }
         let best = (0..self.scores.len())
             .filter(|&expert| expert != leader)
@@ -255,10 +248,13 @@ impl Auto {
 
     fn learn(&mut self, record: &RoundRecord<'_>) {
         let closed = ClosedRound::new(record, self.partial);
+        let gain = self.gain;
+        let rate = self.rate.or_now(&gain, record.weight, seconds(record.closed, record.opened));
+        let audited = self.audit.cut_was_due().is_some();
         let calm = if self.trial.is_calm() { CALM } else { 1 };
         let typical = self.rate.typical() + self.rate.overhead();
         let short = if typical > 0.0 { (THINKING / typical).ceil().clamp(1.0, 64.0) } else { 1.0 };
-        let learns = record.round.0.is_multiple_of(calm.max(short as u64));
+        let learns = record.round.0.is_multiple_of(calm.max(short as u64)) || audited;
         if learns {
             let earnings = self.earnings(record, &closed);
             self.score(&earnings);
@@ -266,14 +262,17 @@ impl Auto {
         self.led_to = None;
         self.rate.closed(record);
         self.patience.closed(record);
-        let overhead = self.rate.overhead();
-        let took = seconds(record.closed, record.opened) + overhead;
+        let took = seconds(record.closed, record.opened) + self.rate.overhead();
         let all = closed.arrived() == closed.participants();
         self.trial.closed(self.gain.value(record.weight), self.gain.value(closed.all()), took, all);
-        self.probe.closed(record, overhead);
+        let all_gain = gain.value(closed.all());
+        let worth = self.audit.closed(record, &gain, all_gain, rate);
         self.recent.closed(closed.arrived() as f64);
         if learns {
-            let run_times = whole_portions(record);
+            let mut run_times = whole_portions(record);
+            if let Some(until) = worth {
+                censored_after(&mut run_times, until);
+            }
             self.models().for_each(|model| model.learn(record.round, &run_times));
         }
     }
@@ -382,11 +381,10 @@ impl Policy for Auto {
         if let Decision::Wait { .. } = decision {
             return decision;
         }
-        let unscored = self.scores.iter().any(|score| score.unscored >= UNSCORED);
-        match self.probe.instead_of_cut(view, &gain, rate, overhead, unscored) {
+        match self.audit.instead_of_cut(view, &scene, &gain, &self.rate) {
             Some(until) => {
                 self.led_to.get_or_insert(view.arrivals.len());
-                Decision::Wait { until: Some(until), arrivals: 1 }
+                Decision::Wait { until: Some(until), arrivals: usize::MAX }
             }
             None => decision,
         }

@@ -5,12 +5,12 @@ use paceline_core::{
 };
 
 use crate::{
+    audit::{Audit, censored_after},
     backlog::{Backlog, Lesson},
     objective::{Gain, Objective},
     patience::Patience,
     predict::Predictor,
-    probe::Probe,
-    rate::GainRate,
+    rate::{GainRate, whole},
     scene::{Scene, whole_portions},
     stop::{Rule, WaitPlan, best_count, best_plan},
 };
@@ -25,7 +25,7 @@ pub struct Learned {
     rule: Rule,
     name: String,
     rate: GainRate,
-    probe: Probe,
+    audit: Audit,
     patience: Patience,
     backlog: Backlog,
     /// The participants, and the count of them to wait for.
@@ -46,7 +46,7 @@ impl Learned {
             rule,
             name: name.into(),
             rate: GainRate::default(),
-            probe: Probe::default(),
+            audit: Audit::default(),
             patience: Patience::default(),
             backlog: Backlog::default(),
             committed: (Vec::new(), 0),
@@ -96,8 +96,8 @@ impl Learned {
         if let Decision::Wait { .. } = decision {
             return decision;
         }
-        match self.probe.instead_of_cut(view, &self.gain, rate, self.rate.overhead(), false) {
-            Some(until) => Decision::Wait { until: Some(until), arrivals: 1 },
+        match self.audit.instead_of_cut(view, &scene, &self.gain, &self.rate) {
+            Some(until) => Decision::Wait { until: Some(until), arrivals: usize::MAX },
             None => decision,
         }
     }
@@ -105,8 +105,13 @@ impl Learned {
     fn learn(&mut self, record: &RoundRecord<'_>) {
         self.rate.closed(record);
         self.patience.closed(record);
-        self.probe.closed(record, self.rate.overhead());
-        let run_times = whole_portions(record);
+        let all = self.gain.value(whole(record));
+        let rate = self.rate.or_now(&self.gain, record.weight, 1.0);
+        let worth = self.audit.closed(record, &self.gain, all, rate);
+        let mut run_times = whole_portions(record);
+        if let Some(until) = worth {
+            censored_after(&mut run_times, until);
+        }
         self.predictor.learn(record.round, &run_times);
         if self.rule == Rule::Commit {
             // Most likely the same workers take part in the next round.

@@ -1,6 +1,7 @@
 //! The policies, one file each. A policy sees a [`paceline_core::RoundView`], never a clock or a
 //! socket (`clippy.toml` denies it).
 
+mod audit;
 mod auto;
 mod backlog;
 mod bandit;
@@ -12,7 +13,6 @@ mod learned;
 mod objective;
 mod patience;
 mod predict;
-mod probe;
 mod rate;
 mod scene;
 mod score;

@@ -7,6 +7,15 @@ use crate::objective::Gain;
 /// Rounds that the rate remembers.
 const MEMORY: f64 = 60.0;
 
+/// Samples that all participants of a round would have brought, extrapolated from the arrivals.
+pub(crate) fn whole(record: &RoundRecord<'_>) -> f64 {
+    let whole = record.run_times.iter().filter(|(_, time)| !time.is_censored()).count();
+    let parts: f64 = record.salvaged.iter().map(|(_, share)| share).sum();
+    let came = whole as f64 + parts;
+    let each = if came > 0.0 { record.weight / came } else { record.weight };
+    each * record.run_times.len() as f64
+}
+
 /// A decayed ratio of sums: gains over the time from opening to opening. The value of a sample changes
 /// with the noise scale, so samples are stored and valued on demand.
 #[derive(Debug, Clone, Default)]
@@ -45,11 +54,7 @@ impl GainRate {
         self.opened(record.round, record.opened);
         let keep = 1.0 - 1.0 / MEMORY;
         self.weight = keep * self.weight + record.weight;
-        let whole = record.run_times.iter().filter(|(_, time)| !time.is_censored()).count();
-        let parts: f64 = record.salvaged.iter().map(|(_, share)| share).sum();
-        let came = whole as f64 + parts;
-        let each = if came > 0.0 { record.weight / came } else { record.weight };
-        self.whole = keep * self.whole + each * record.run_times.len() as f64;
+        self.whole = keep * self.whole + whole(record);
         self.open = keep * self.open + record.closed.since(record.opened).as_secs_f64();
         let observed = record.run_times.iter().filter(|(_, time)| !time.is_censored());
         let last = observed.map(|(_, time)| time.bound()).max().unwrap_or_default();
