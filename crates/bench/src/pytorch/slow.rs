@@ -47,7 +47,7 @@ struct Task {
     peers: bool,
 }
 
-/// Seeds of the peers' runs, of those that all systems have.
+/// Seeds of the races against peers, whose runs take long.
 const PEER_SEEDS: usize = 2;
 
 /// The best learning rate of each system, found under the first scenario and used in all.
@@ -89,13 +89,27 @@ const TASKS: [Task; 3] = [
     },
 ];
 
-/// Parts `slow-WORKLOAD-SCENARIO`.
+/// The systems that race against DDP.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Field {
+    Ours,
+    Peers,
+}
+
+/// Parts `slow-WORKLOAD-SCENARIO`, and `slow-WORKLOAD-peers-SCENARIO`.
 pub(super) fn run(python: &Python, report: &mut Report) -> Result<()> {
     for task in &TASKS {
         let mut rates = Rates::new();
+        let name = task.workload.name;
         for scenario in &SCENARIOS {
-            if report.wants(&format!("slow-{}-{}", task.workload.name, scenario.name)) {
-                task.run(python, report, scenario, &mut rates)?;
+            if report.wants(&format!("slow-{name}-{}", scenario.name)) {
+                task.run(python, report, scenario, Field::Ours, &mut rates)?;
+            }
+        }
+        let with_peers = task.peers && !report.quick();
+        for scenario in SCENARIOS.iter().filter(|_| with_peers) {
+            if report.wants(&format!("slow-{name}-peers-{}", scenario.name)) {
+                task.run(python, report, scenario, Field::Peers, &mut rates)?;
             }
         }
     }
@@ -116,6 +130,7 @@ impl Task {
         python: &Python,
         report: &mut Report,
         scenario: &Scenario,
+        field: Field,
         rates: &mut Rates,
     ) -> Result<()> {
         let quick = report.quick();
@@ -128,10 +143,10 @@ impl Task {
             report.skip(&self.figure(scenario, "salvage"), &format!(">= {}", scenario.goal), &why);
             return Ok(());
         }
-        let mut systems = vec![System::DDP, System::SALVAGE, System::ABORT];
-        if self.peers && !quick {
-            systems.extend(System::PEERS);
-        }
+        let (systems, seeds) = match field {
+            Field::Ours => ([System::DDP, System::SALVAGE, System::ABORT], self.seeds),
+            Field::Peers => ([System::DDP, System::TORCHFT, System::HIVEMIND], PEER_SEEDS),
+        };
         let systems = python.available(&systems);
         for system in &systems {
             if !rates.contains_key(system.name) {
@@ -144,9 +159,8 @@ impl Task {
             rate: rates[system.name],
             seconds: Vec::new(),
         });
-        let rows =
-            self.measure(python, scenario, rows.collect(), if quick { 1 } else { self.seeds })?;
-        report.section(self.table(scenario, &rows));
+        let rows = self.measure(python, scenario, rows.collect(), if quick { 1 } else { seeds })?;
+        report.section(self.table(scenario, field, &rows));
         self.figures(report, scenario, &rows);
         report.save()
     }
@@ -167,9 +181,6 @@ impl Task {
             }
             for who in order {
                 let Row { system, rate, .. } = rows[who];
-                if system.is_peer() && seed > PEER_SEEDS {
-                    continue;
-                }
                 let seconds = self.seconds(python, scenario, &system, rate, seed)?;
                 rows[who].seconds.push(seconds);
             }
@@ -251,24 +262,22 @@ impl Task {
                         _ => report.tell(&name, found.mean, note),
                     }
                 }
-                None if how == "salvage" => {
-                    let why = "paceline is not installed for the interpreter";
-                    report.skip(&name, &format!(">= {goal}"), why);
-                }
                 None => {}
             }
         }
     }
 
-    fn table(&self, scenario: &Scenario, rows: &[Row]) -> String {
+    fn table(&self, scenario: &Scenario, field: Field, rows: &[Row]) -> String {
         let Task { workload, target, nominal, rates, search_runs, .. } = self;
         let mut text = format!(
-            "## Time to loss {target}, {}: {}\n\nSteps are padded to {:.0} ms. Learning rates: the best of \
-             {rates:?} by {search_runs} runs each with stalls. Peers: the first {PEER_SEEDS} seeds.\n\n\
+            "## Time to loss {target}, {}: {}{}\n\nSteps are padded to {:.0} ms. Learning rates: the best of \
+             {rates:?} by {search_runs} runs each with stalls. {} seeds.\n\n\
              | | learning rate | s, median | best | worst |\n|---|---|---|---|---|\n",
             scenario.title,
             workload.name,
-            nominal * 1e3
+            if field == Field::Peers { ", peers" } else { "" },
+            nominal * 1e3,
+            rows.first().map_or(0, |row| row.seconds.len()),
         );
         let shown = |seconds: f64| match seconds.is_finite() {
             true => format!("{seconds:.1}"),

@@ -41,11 +41,6 @@ impl System {
         System { name: "hivemind 1.1", module: "hivemind", args: "--system hivemind --epochs 3" };
 
     pub(super) const PEERS: [System; 2] = [System::TORCHFT, System::HIVEMIND];
-
-    /// Whether this is somebody else's answer to slow workers.
-    pub(super) fn is_peer(&self) -> bool {
-        System::PEERS.iter().any(|peer| peer.name == self.name)
-    }
 }
 
 /// A network with its data, as `worker.py` knows it.
