@@ -250,19 +250,15 @@ impl Task {
             (System::HIVEMIND, "hivemind"),
         ] {
             let (name, goal) = (self.figure(scenario, how), scenario.goal);
-            match seconds(&system) {
-                Some(other) => {
-                    let found = paired_ratio(other, ddp);
-                    let note = format!(
-                        "DDP's time to the loss {} over that of {}, {title}: {found}",
-                        self.target, system.name
-                    );
-                    match how {
-                        "salvage" => report.at_least(&name, found.mean, goal, note),
-                        _ => report.tell(&name, found.mean, note),
-                    }
-                }
-                None => {}
+            let Some(other) = seconds(&system) else { continue };
+            let found = paired_ratio(other, ddp);
+            let note = format!(
+                "DDP's time to the loss {} over that of {}, {title}: {found}",
+                self.target, system.name
+            );
+            match how {
+                "salvage" => report.at_least(&name, found.mean, goal, note),
+                _ => report.tell(&name, found.mean, note),
             }
         }
     }
