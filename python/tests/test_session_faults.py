@@ -148,7 +148,7 @@ def test_ctrl_c_ends_a_worker_that_waits(serve: Any, workers: Workers) -> None:
     sent = time.monotonic()
     _, errors = process.communicate(timeout=20)
     assert "KeyboardInterrupt" in errors
-    assert time.monotonic() - sent < 5
+    assert time.monotonic() - sent < 15
 
 
 class Silence:
