@@ -267,8 +267,9 @@ impl RoundMachine {
         self.catch_up(now);
         if self.config.straggler.counts_parts() && self.live.contains_key(&worker) {
             let parts = parts.clamp(1, self.config.micro_batches.max(1));
-            self.splits.insert(worker, parts);
-            self.emit(now, EventKind::Split { worker, parts });
+            if self.splits.insert(worker, parts) != Some(parts) {
+                self.emit(now, EventKind::Split { worker, parts });
+            }
         }
     }
 
