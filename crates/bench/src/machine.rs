@@ -1,4 +1,4 @@
-//! The machine, the day and the commit of a bench.
+//! The machine and the commit of a bench.
 
 use std::{fs, process::Command};
 
@@ -22,12 +22,6 @@ pub(crate) fn describe() -> String {
         .and_then(|text| text.split_whitespace().next()?.parse::<f64>().ok())
         .map_or(String::new(), |kib| format!(", {:.0} GiB", kib / f64::from(1 << 20)));
     format!("{cores} cores of {model}{memory}")
-}
-
-/// Today, as `date` prints it.
-pub(crate) fn date() -> String {
-    let date = Command::new("date").arg("+%F").output();
-    date.map_or(String::new(), |date| String::from_utf8_lossy(&date.stdout).trim().to_owned())
 }
 
 /// The commit of the workspace, short, with a `+` where files differ from it.

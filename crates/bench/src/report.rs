@@ -151,13 +151,12 @@ impl Report {
 
     fn markdown(&self) -> String {
         let mut text = format!(
-            "# Bench `{0}`\n\n`cargo run --release -p bench -- {0}`, up to {1} and commit {3}, on \
-             {2}.\n\n| figure | value | goal | holds | |\n|---|---|---|---|---|\n",
+            "# Bench `{0}`\n\n`cargo run --release -p bench -- {0}`, on {1}. Each figure names the commit \
+             that it was measured at.\n\n| figure | value | goal | holds | commit | |\n{RULE}",
             self.bench,
-            machine::date(),
             machine::describe(),
-            machine::commit()
         );
+        let commit = machine::commit();
         for figure in &self.figures {
             let value = figure.value.map_or("–".to_owned(), |value| format!("{value:.4}"));
             let holds = match figure.holds {
@@ -167,7 +166,7 @@ impl Report {
             };
             let note = figure.skipped.as_deref().unwrap_or(&figure.note);
             let Figure { name, goal, .. } = figure;
-            let _ = writeln!(text, "| {name} | {value} | {goal} | {holds} | {note} |");
+            let _ = writeln!(text, "| {name} | {value} | {goal} | {holds} | {commit} | {note} |");
         }
         for section in &self.sections {
             let _ = write!(text, "\n{section}");
@@ -176,7 +175,7 @@ impl Report {
     }
 }
 
-const RULE: &str = "|---|---|---|---|---|\n";
+const RULE: &str = "|---|---|---|---|---|---|\n";
 
 /// The old text with figures and sections replaced by the new ones; additional ones are appended.
 fn merged(old: &str, new: &str) -> Option<String> {
