@@ -158,7 +158,7 @@ impl Report {
         );
         let commit = machine::commit();
         for figure in &self.figures {
-            let value = figure.value.map_or("–".to_owned(), |value| format!("{value:.4}"));
+            let value = figure.value.map_or("–".to_owned(), digits);
             let holds = match figure.holds {
                 Some(true) => "yes",
                 Some(false) => "**no**",
@@ -172,6 +172,14 @@ impl Report {
             let _ = write!(text, "\n{section}");
         }
         text
+    }
+}
+
+/// Four decimals, or a power of ten where these would show nothing.
+fn digits(value: f64) -> String {
+    match value != 0.0 && value.abs() < 1e-3 {
+        true => format!("{value:.1e}"),
+        false => format!("{value:.4}"),
     }
 }
 

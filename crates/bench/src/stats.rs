@@ -15,6 +15,12 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
 }
 
+/// A quantile of sorted values; NaN without values.
+pub(crate) fn percentile(sorted: &[f64], share: f64) -> f64 {
+    let at = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+}
+
 /// A mean over pairs with its 95 % confidence interval, best and worst.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConfidenceInterval {
@@ -116,6 +122,14 @@ fn student(n: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn percentiles_are_values_that_were_there() {
+        let sorted: Vec<f64> = (1..=200).map(f64::from).collect();
+        assert_eq!((percentile(&sorted, 0.5), percentile(&sorted, 0.99)), (100.0, 198.0));
+        assert_eq!(percentile(&sorted, 1.0), 200.0);
+        assert!(percentile(&[], 0.5).is_nan());
+    }
 
     #[test]
     fn drift_that_is_linear_in_log_cancels() {

@@ -17,6 +17,7 @@ use crate::{
     paceline::Paceline,
     processes::{Processes, address, wait},
     report::Report,
+    stats::percentile,
 };
 
 const WORKERS: usize = 64;
@@ -122,12 +123,6 @@ fn push_rounds(paceline: &Paceline, link: &Bottleneck, rounds: usize) -> Result<
     let mut latencies: Vec<f64> = micros.map(|micros| micros / 1e3).collect();
     latencies.sort_by(f64::total_cmp);
     Ok(latencies)
-}
-
-/// A quantile of sorted values; NaN without values.
-fn percentile(sorted: &[f64], share: f64) -> f64 {
-    let at = (share * sorted.len() as f64).ceil() as usize;
-    sorted.get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
 }
 
 /// A network namespace behind a link with limited bandwidth towards this process. `paceline link` holds
@@ -273,13 +268,5 @@ mod tests {
         let found = pushing(&samples, 2);
         assert!((found - 2.0).abs() < 0.03, "{found}");
         assert!(pushing(&[], 2).is_nan());
-    }
-
-    #[test]
-    fn percentiles_are_values_that_were_there() {
-        let sorted: Vec<f64> = (1..=200).map(f64::from).collect();
-        assert_eq!((percentile(&sorted, 0.5), percentile(&sorted, 0.99)), (100.0, 198.0));
-        assert_eq!(percentile(&sorted, 1.0), 200.0);
-        assert!(percentile(&[], 0.5).is_nan());
     }
 }

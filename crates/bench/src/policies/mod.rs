@@ -2,6 +2,7 @@
 
 mod cost;
 mod presets;
+mod random;
 mod traces;
 
 use anyhow::Result;
@@ -14,10 +15,11 @@ use crate::{paceline::Paceline, report::Report};
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     let paceline = Paceline::build()?;
     type BenchPart = fn(&Paceline, &mut Report) -> Result<()>;
-    let parts: [(&str, BenchPart); 6] = [
+    let parts: [(&str, BenchPart); 7] = [
         ("decisions", cost::decisions),
         ("traces", traces::run),
         ("presets", presets::run),
+        ("random", random::run),
         ("salvage", traces::salvage),
         ("simulator", cost::simulator),
         ("agreement", cost::agreement),

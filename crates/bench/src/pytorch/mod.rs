@@ -1,6 +1,7 @@
 //! Bench `pytorch`: the Python package beside DistributedDataParallel over Gloo and beside its peers.
 
 mod costs;
+mod cuts;
 mod equality;
 mod python;
 mod slow;
@@ -17,8 +18,12 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
     let python = Python::find()?;
     report.section(setting(&python));
     type BenchPart = fn(&Python, &mut Report) -> Result<()>;
-    let parts: [(&str, BenchPart); 3] =
-        [("steps", steps::run), ("costs", costs::run), ("equality", equality::run)];
+    let parts: [(&str, BenchPart); 4] = [
+        ("steps", steps::run),
+        ("costs", costs::run),
+        ("equality", equality::run),
+        ("cuts", cuts::run),
+    ];
     for (name, part) in parts {
         if report.wants(name) {
             part(&python, report)?;
