@@ -32,6 +32,7 @@ use paceline_model::Model;
 use crate::{
     audit::{Audit, censored_after},
     backlog::{Backlog, Lesson},
+    belief::{Belief, Forecast},
     closed::ClosedRound,
     lateness::Lateness,
     learned::{best_wait, follow, not_worth_waiting},
@@ -101,6 +102,8 @@ pub struct Auto {
     gain: Gain,
     /// Arrivals at the moment when the leader would have cut, if the round is audited.
     led_to: Option<usize>,
+    /// What the leader expected when it was first asked in this round.
+    forecast: Option<Forecast>,
     rate: GainRate,
     audit: Audit,
     patience: Patience,
@@ -170,6 +173,7 @@ impl Auto {
             leader: 0,
             gain: Gain::new(objective),
             led_to: None,
+            forecast: None,
             rate: GainRate::default(),
             audit: Audit::default(),
             patience: Patience::default(),
@@ -181,13 +185,27 @@ impl Auto {
         }
     }
 
-    /// The leading expert's name for display.
+    /// The beliefs about the round that is open, until its record is handed over.
+    pub fn belief(&self, participants: usize) -> Belief {
+        let asked = !self.backlog.holds_a_round();
+        Belief {
+            part: self.leader_name(participants),
+            forecast: self.forecast.filter(|_| asked),
+            cut_was_due: self.audit.cut_was_due().filter(|_| asked),
+            tries_full_sync: self.trial.patience().is_some(),
+        }
+    }
+
+    /// The leading expert, by the name of its policy.
     fn leader_name(&self, participants: usize) -> String {
         match &self.experts[self.leader] {
             _ if self.trial.waits_for_all() => "full".to_owned(),
             Expert::Blend => self.models.name().to_owned(),
             Expert::Model(place) => self.models.part(*place).name().to_owned(),
-            other => format!("static:{}", other.count(participants).unwrap_or(1)),
+            other => match other.count(participants) {
+                Some(count) if count < participants => format!("static:{count}"),
+                _ => "full".to_owned(),
+            },
         }
     }
 
@@ -297,6 +315,11 @@ impl Auto {
         let decision = match (leader, predictor) {
             (_, Some(predictor)) => {
                 let plan = best_wait(predictor, &gain, &scene, rate);
+                self.forecast.get_or_insert(Forecast {
+                    rate,
+                    arrivals: scene.arrived.len() as f64 + plan.arrivals,
+                    cut: Some(scene.elapsed + plan.wait),
+                });
                 match plan.value > 0.0 {
                     true => self.patience.bounded(follow(&plan, view), view, &self.rate),
                     false => not_worth_waiting(view),
@@ -305,6 +328,7 @@ impl Auto {
             _ if scene.elapsed >= latest => not_worth_waiting(view),
             (other, None) => {
                 let count = other.count(view.participants()).unwrap_or(1);
+                self.forecast.get_or_insert(Forecast { rate, arrivals: count as f64, cut: None });
                 match view.wait_for(count) {
                     Decision::Wait { arrivals, .. } => {
                         let left = Time::span(latest - scene.elapsed);
@@ -347,7 +371,7 @@ impl Auto {
             let earnings = self.earnings(record, &closed);
             self.score(&earnings);
         }
-        self.led_to = None;
+        (self.led_to, self.forecast) = (None, None);
         self.rate.closed(record);
         self.patience.closed(record);
         let took = seconds(record.closed, record.opened) + self.rate.overhead();
@@ -414,7 +438,7 @@ impl Policy for Auto {
     }
 
     fn trusts(&self, participants: usize) -> Option<String> {
-        Some(self.leader_name(participants))
+        Some(self.belief(participants).to_string())
     }
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {

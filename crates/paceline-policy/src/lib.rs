@@ -5,6 +5,7 @@ mod audit;
 mod auto;
 mod backlog;
 mod bandit;
+mod belief;
 mod closed;
 mod deadline;
 mod full;
@@ -26,6 +27,7 @@ mod trial;
 
 pub use auto::Auto;
 pub use bandit::Bandit;
+pub use belief::{Belief, Forecast};
 pub use deadline::{Deadline, DropCompute};
 pub use full::Full;
 pub use intervals::{ConformalInterval, LEVELS};
