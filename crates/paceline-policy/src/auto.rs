@@ -61,6 +61,8 @@ const CALM: u64 = 8;
 const THINKING: f64 = 20.0;
 /// Least time before a cut, in multiples of the system's lateness: shorter times say nothing about workers.
 const LEAST: u32 = 5;
+/// Least gain of a usual round, as a share of a full round's.
+const LEAST_GAIN: f64 = 1e-3;
 /// Full sync is tried only if by its score it gains at most this much less than the leader, as a share of a
 /// full round: a score may be wrong, but not by that much.
 const PLAUSIBLE: f64 = 0.25;
@@ -216,9 +218,11 @@ impl Auto {
         let gain = self.gain;
         let rate = self.rate.or_now(&gain, record.weight, seconds(record.closed, record.opened));
         let all = gain.value(closed.all());
+        // Where a usual round gains little of what it could, small differences decide.
+        let unit = (rate * (self.rate.typical() + overhead)).min(all).max(LEAST_GAIN * all);
         let earn = |count: usize, time: f64| {
             let brings = gain.value(closed.brings(count, time));
-            ((brings - rate * (time + overhead)) / all).clamp(-1.0, 1.0)
+            (brings - rate * (time + overhead)).clamp(-all, all) / unit
         };
         // A round that waits for all has no leader.
         let leader = Some(self.leader).filter(|_| !self.trial.waits_for_all());
