@@ -8,7 +8,8 @@ use paceline_trace::{RandomClusters, Trace, generate};
 
 const MICRO_BATCHES: usize = 4;
 
-/// A trace with all times multiplied by a factor, and evenly spaced micro-batches.
+/// A trace with all times multiplied by a factor, and micro-batches that are not quite evenly spaced: an exact forecast would be
+/// met or missed by rounding.
 struct Scaled<'a> {
     trace: Recorded<'a>,
     by: f64,
@@ -23,7 +24,8 @@ impl World for Scaled<'_> {
     fn next_round(&mut self, seconds: f64) {
         self.trace.next_round(seconds / self.by);
         let ends = |run_time: f64| {
-            (1..=MICRO_BATCHES).map(|j| run_time * j as f64 / MICRO_BATCHES as f64).collect()
+            let end = |j| run_time * (j as f64 / MICRO_BATCHES as f64).powf(1.1);
+            (1..=MICRO_BATCHES).map(end).collect()
         };
         self.ends = (0..self.workers()).map(|w| self.run_time(w).map_or(vec![], ends)).collect();
     }

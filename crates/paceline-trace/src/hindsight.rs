@@ -87,12 +87,13 @@ mod tests {
         trace.push_round([2.0, 1.0, 2.0].map(Cell::Observed));
         let seen = hindsight(&trace, 0.0, 1);
         assert_eq!(seen.full_rate, 6.0 / 12.0);
-        assert_eq!(seen.rates, [2.0 / 2.0, 4.0 / 4.0, 0.5]);
+        // Two of the second round arrive at 2 s.
+        assert_eq!(seen.rates, [2.0 / 2.0, 5.0 / 4.0, 0.5]);
         // One of the first round (1 s), three of the second (2 s).
         assert_eq!(seen.oracle_rate, 4.0 / 3.0);
         assert_eq!(seen.oracle_counts, [1, 3]);
         assert_eq!(hindsight(&trace, 0.0, 3).oracle_rate, 0.5);
-        assert_eq!(hindsight(&trace, 1.0, 1).rates[1], 4.0 / 6.0);
+        assert_eq!(hindsight(&trace, 1.0, 1).rates[1], 5.0 / 6.0);
     }
 
     #[test]
