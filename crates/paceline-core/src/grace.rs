@@ -19,8 +19,9 @@ const GUESS: f64 = 0.1;
 const DEVIATIONS: f64 = 4.0;
 /// Mean deviations at which a delay is clamped, so that one outlier does not lengthen every later grace.
 const FARTHEST: f64 = 8.0;
-/// The shortest grace.
-const LEAST: Duration = Duration::from_micros(100);
+/// The shortest grace, as a share of the round so far, and the least deviation, as a share of the delay.
+const LEAST: f64 = 1e-3;
+const LEAST_DEVIATION: f64 = 0.05;
 
 /// The run's throughput, and the delay of stragglers' answers.
 #[derive(Debug, Clone, Default)]
@@ -48,7 +49,7 @@ impl Grace {
             false => arrived / elapsed.max(1e-9),
         };
         match finished > rate * (delay + off) {
-            true => Time::span(delay + DEVIATIONS * off).max(LEAST),
+            true => Time::span((delay + DEVIATIONS * off).max(LEAST * elapsed)),
             false => Duration::ZERO,
         }
     }
@@ -60,7 +61,7 @@ impl Grace {
             return;
         }
         let (mean, off) = self.delay.unwrap_or((after, after));
-        let after = after.min(mean + FARTHEST * off.max(LEAST.as_secs_f64()));
+        let after = after.min(mean + FARTHEST * off.max(LEAST_DEVIATION * mean));
         let step = 1.0 / MEMORY;
         let off = off + step * ((after - mean).abs() - off);
         self.delay = Some((mean + step * (after - mean), off));

@@ -80,7 +80,10 @@ impl Audit {
         let pays = break_even(gain, gained + missing, per_second, rate.overhead()).max(0.0);
         let arrival = view.arrivals.last().map_or(0.0, |a| a.at.since(view.opened).as_secs_f64());
         let most = MOST * arrival.max(rate.last_arrival());
-        let last = view.opened + Time::span(pays.min(most));
+        let due = self.due.map_or(view.now, |(due, _)| due);
+        // Whatever arrives meanwhile, the wait costs at most what it takes.
+        let affordable = self.budget * gain.value(gained + missing) / per_second;
+        let last = (view.opened + Time::span(pays.min(most))).min(due + Time::span(affordable));
         if view.now >= last {
             return None;
         }

@@ -1,7 +1,7 @@
 //! `auto`: a mixture of experts that stops inside the round, and the default.
 //!
-//! **Experts.** Models under the renewal rule ([`Filter`], [`Bdsgd`], [`Empirical`]) and plain fixed counts,
-//! from a few up to all. One leads the round. Afterwards each is credited with its counterfactual
+//! **Experts.** Models under the renewal rule ([`Filter`](crate::Filter), [`Bdsgd`](crate::Bdsgd),
+//! [`Empirical`](crate::Empirical), and their mixture [`Blend`], which leads at first) and plain fixed counts, from a few up to all. One leads the round. Afterwards each is credited with its counterfactual
 //! earnings at the run's rate λ: gain − λ·time, per participant, clipped to [−1, 1]. A model's stop is
 //! found by running its rule over the closed round, off the critical path; a count's is an order
 //! statistic.
@@ -24,19 +24,21 @@
 //! goes unnoticed. Audits cost about 1 % of all gains on top. An expert that always waits longer is scored
 //! in the next audit, at most 384 rounds later while the budget lasts.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use paceline_core::{Decision, Policy, RoundRecord, RoundView, RunTime, Time, Version, WorkerId};
-use paceline_model::{Model, TrackerOptions};
+use paceline_model::Model;
 
 use crate::{
     audit::{Audit, censored_after},
     backlog::{Backlog, Lesson},
+    belief::{Belief, Forecast},
     closed::ClosedRound,
+    lateness::Lateness,
     learned::{best_wait, follow, not_worth_waiting},
     objective::{Gain, Objective},
     patience::Patience,
-    predict::{Bdsgd, Empirical, Filter, Predictor},
+    predict::{Blend, Predictor},
     rate::GainRate,
     scene::{Scene, whole_portions},
     stop::break_even,
@@ -53,19 +55,29 @@ const ENOUGH: f64 = 3.0;
 /// Least variance assumed for a difference, since a few rounds may agree by chance.
 const NOISE: f64 = 1e-3;
 /// While full sync does best, the policy learns from one round in [`CALM`], and from fewer in
-/// proportion if rounds are shorter than [`THINKING`] seconds: on a busy host learning costs the
-/// workers time.
+/// proportion if rounds are shorter than [`THINKING`] times the system's lateness: on a busy host
+/// learning costs the workers time.
 const CALM: u64 = 8;
-const THINKING: f64 = 0.02;
-/// Least time before a cut: waking threads takes milliseconds, so shorter times say nothing about
-/// workers.
-const LEAST: Duration = Duration::from_millis(5);
+const THINKING: f64 = 20.0;
+/// Least time before a cut, in multiples of the system's lateness: shorter times say nothing about workers.
+const LEAST: u32 = 5;
+/// Least gain of a usual round, as a share of a full round's.
+const LEAST_GAIN: f64 = 1e-3;
+/// Full sync is tried only if by its score it gains at most this much less than the leader, as a share of a
+/// full round: a score may be wrong, but not by that much.
+const PLAUSIBLE: f64 = 0.25;
+/// The expert that waits for all.
+const FULL: Expert = Expert::AllBut(0);
 /// Shares of the participants that the fixed counts wait for, besides all and all but one.
 const SHARES: [f64; 12] = [0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.75, 0.85, 0.9, 0.95, 0.98];
 
 /// An expert of the mixture.
+#[derive(Debug, Clone, Copy, PartialEq)]
 enum Expert {
-    Model(Box<dyn Predictor>),
+    /// All models, as a mixture.
+    Blend,
+    /// One of the models, by its place in the mixture.
+    Model(usize),
     /// Waits for this share of the participants.
     Share(f64),
     /// Waits for all but this many.
@@ -76,7 +88,7 @@ impl Expert {
     fn count(&self, participants: usize) -> Option<usize> {
         let n = participants;
         match self {
-            Expert::Model(_) => None,
+            Expert::Blend | Expert::Model(_) => None,
             Expert::Share(share) => Some(((share * n as f64).ceil() as usize).clamp(1, n.max(1))),
             Expert::AllBut(few) => Some(n.saturating_sub(*few).max(1)),
         }
@@ -86,11 +98,14 @@ impl Expert {
 /// The mixture.
 pub struct Auto {
     experts: Vec<Expert>,
+    models: Blend,
     scores: Vec<ExpertScore>,
     leader: usize,
     gain: Gain,
     /// Arrivals at the moment when the leader would have cut, if the round is audited.
     led_to: Option<usize>,
+    /// What the leader expected when it was first asked in this round.
+    forecast: Option<Forecast>,
     rate: GainRate,
     audit: Audit,
     patience: Patience,
@@ -99,6 +114,7 @@ pub struct Auto {
     partial: u32,
     recent: RecentArrivals,
     backlog: Backlog,
+    lateness: Lateness,
 }
 
 /// An expert's discounted earnings beyond the leader's.
@@ -146,20 +162,20 @@ impl RecentArrivals {
 impl Auto {
     /// The mixture for this objective, with this model of joint run-times among the experts.
     pub fn new(model: &Arc<Model>, objective: Objective) -> Auto {
-        let mut experts = vec![
-            Expert::Model(Box::new(Filter::default())),
-            Expert::Model(Box::new(Bdsgd::new(model, TrackerOptions::default()))),
-            Expert::Model(Box::new(Empirical::default())),
-        ];
-        experts.extend([Expert::AllBut(0), Expert::AllBut(1)]);
+        let models = Blend::of_all(model);
+        let mut experts = vec![Expert::Blend];
+        experts.extend((0..models.parts()).map(Expert::Model));
+        experts.extend([FULL, Expert::AllBut(1)]);
         experts.extend(SHARES.map(Expert::Share));
         let scores = vec![ExpertScore::default(); experts.len()];
         Auto {
             experts,
+            models,
             scores,
             leader: 0,
             gain: Gain::new(objective),
             led_to: None,
+            forecast: None,
             rate: GainRate::default(),
             audit: Audit::default(),
             patience: Patience::default(),
@@ -167,15 +183,31 @@ impl Auto {
             partial: 1,
             recent: RecentArrivals::default(),
             backlog: Backlog::default(),
+            lateness: Lateness::default(),
         }
     }
 
-    /// The leading expert's name for display.
+    /// The beliefs about the round that is open, until its record is handed over.
+    pub fn belief(&self, participants: usize) -> Belief {
+        let asked = !self.backlog.holds_a_round();
+        Belief {
+            part: self.leader_name(participants),
+            forecast: self.forecast.filter(|_| asked),
+            cut_was_due: self.audit.cut_was_due().filter(|_| asked),
+            tries_full_sync: self.trial.patience().is_some(),
+        }
+    }
+
+    /// The leading expert, by the name of its policy.
     fn leader_name(&self, participants: usize) -> String {
         match &self.experts[self.leader] {
             _ if self.trial.waits_for_all() => "full".to_owned(),
-            Expert::Model(predictor) => predictor.name().to_owned(),
-            other => format!("static:{}", other.count(participants).unwrap_or(1)),
+            Expert::Blend => self.models.name().to_owned(),
+            Expert::Model(place) => self.models.part(*place).name().to_owned(),
+            other => match other.count(participants) {
+                Some(count) if count < participants => format!("static:{count}"),
+                _ => "full".to_owned(),
+            },
         }
     }
 
@@ -186,9 +218,11 @@ impl Auto {
         let gain = self.gain;
         let rate = self.rate.or_now(&gain, record.weight, seconds(record.closed, record.opened));
         let all = gain.value(closed.all());
+        // Where a usual round gains little of what it could, small differences decide.
+        let unit = (rate * (self.rate.typical() + overhead)).min(all).max(LEAST_GAIN * all);
         let earn = |count: usize, time: f64| {
             let brings = gain.value(closed.brings(count, time));
-            ((brings - rate * (time + overhead)) / all).clamp(-1.0, 1.0)
+            (brings - rate * (time + overhead)).clamp(-all, all) / unit
         };
         // A round that waits for all has no leader.
         let leader = Some(self.leader).filter(|_| !self.trial.waits_for_all());
@@ -198,11 +232,14 @@ impl Auto {
             _ => earn(closed.arrived(), seconds(record.cut, record.opened)),
         };
         let mut earnings = Vec::with_capacity(self.experts.len());
-        for (index, expert) in self.experts.iter_mut().enumerate() {
+        for (index, expert) in self.experts.iter().enumerate() {
             let stop = match expert {
                 _ if Some(index) == leader => None,
-                Expert::Model(_) if !rethink => None,
-                Expert::Model(predictor) => model_stop(&mut **predictor, &gain, closed, rate),
+                Expert::Blend | Expert::Model(_) if !rethink => None,
+                Expert::Blend => model_stop(&mut self.models, &gain, closed, rate),
+                Expert::Model(place) => {
+                    model_stop(self.models.part_mut(*place), &gain, closed, rate)
+                }
                 other => other.count(n).and_then(|count| Some((count, closed.arrival(count)?))),
             };
             earnings.push(match Some(index) == leader {
@@ -239,11 +276,89 @@ impl Auto {
         }
     }
 
-    fn models(&mut self) -> impl Iterator<Item = &mut Box<dyn Predictor>> {
-        self.experts.iter_mut().filter_map(|expert| match expert {
-            Expert::Model(predictor) => Some(predictor),
+    fn answer(&mut self, view: &RoundView<'_>) -> Decision {
+        if view.is_opening() {
+            return self.lateness.at_opening(view.round, view.now);
+        }
+        if view.arrivals.is_empty() {
+            return Decision::WAIT;
+        }
+        self.study();
+        let new = self.rate.opened(view.round, view.opened);
+        self.partial = view.partial;
+        let least = view.opened + LEAST * self.lateness.usual();
+        if view.now < least {
+            return Decision::Wait { until: Some(least), arrivals: usize::MAX };
+        }
+        let missing = self.recent.skip().max(1).saturating_sub(view.arrivals.len());
+        if new && missing > 0 {
+            let typical = Time::span(self.rate.typical());
+            let until = (!typical.is_zero()).then(|| view.opened + typical);
+            return Decision::Wait { until, arrivals: missing };
+        }
+        if view.now <= view.opened {
+            return Decision::WAIT;
+        }
+        let scene = Scene::from_view(view);
+        let gain = self.gain;
+        let rate = self.rate.or_now(&gain, scene.gained(), scene.elapsed);
+        let overhead = self.rate.overhead();
+        let mut latest = break_even(&gain, scene.gained() + scene.missing(), rate, overhead);
+        if let Some(patience) = self.trial.patience() {
+            latest = latest.min(patience * self.rate.typical());
+        }
+        let leader = match self.trial.waits_for_all() {
+            true => &FULL,
+            false => &self.experts[self.leader],
+        };
+        let predictor: Option<&mut dyn Predictor> = match leader {
+            Expert::Blend => Some(&mut self.models),
+            Expert::Model(place) => Some(self.models.part_mut(*place)),
             _ => None,
-        })
+        };
+        let decision = match (leader, predictor) {
+            (_, Some(predictor)) => {
+                let plan = best_wait(predictor, &gain, &scene, rate);
+                self.forecast.get_or_insert(Forecast {
+                    rate,
+                    arrivals: scene.arrived.len() as f64 + plan.arrivals,
+                    cut: Some(scene.elapsed + plan.wait),
+                });
+                match plan.value > 0.0 {
+                    true => self.patience.bounded(follow(&plan, view), view, &self.rate),
+                    false => not_worth_waiting(view),
+                }
+            }
+            _ if scene.elapsed >= latest => not_worth_waiting(view),
+            (other, None) => {
+                let count = other.count(view.participants()).unwrap_or(1);
+                self.forecast.get_or_insert(Forecast { rate, arrivals: count as f64, cut: None });
+                match view.wait_for(count) {
+                    Decision::Wait { arrivals, .. } => {
+                        let left = Time::span(latest - scene.elapsed);
+                        Decision::Wait { until: Some(view.now + left), arrivals }
+                    }
+                    cut => cut,
+                }
+            }
+        };
+        if let Decision::Wait { .. } = decision {
+            return decision;
+        }
+        match self.audit.instead_of_cut(view, &scene, &gain, &self.rate) {
+            Some(until) => {
+                self.led_to.get_or_insert(view.arrivals.len());
+                Decision::Wait { until: Some(until), arrivals: usize::MAX }
+            }
+            None => decision,
+        }
+    }
+
+    /// Whether full sync may gain more than its score says.
+    fn full_may_pay(&self) -> bool {
+        let of = |score: &ExpertScore| score.rounds >= 0.9 && score.sum > -PLAUSIBLE * score.rounds;
+        let mut all = self.experts.iter().zip(&self.scores);
+        all.any(|(expert, score)| *expert == FULL && of(score))
     }
 
     fn learn(&mut self, record: &RoundRecord<'_>) {
@@ -253,18 +368,21 @@ impl Auto {
         let audited = self.audit.cut_was_due().is_some();
         let calm = if self.trial.is_calm() { CALM } else { 1 };
         let typical = self.rate.typical() + self.rate.overhead();
-        let short = if typical > 0.0 { (THINKING / typical).ceil().clamp(1.0, 64.0) } else { 1.0 };
+        let thinking = THINKING * self.lateness.usual().as_secs_f64();
+        let short = if typical > 0.0 { (thinking / typical).ceil().clamp(1.0, 64.0) } else { 1.0 };
         let learns = record.round.0.is_multiple_of(calm.max(short as u64)) || audited;
         if learns {
             let earnings = self.earnings(record, &closed);
             self.score(&earnings);
         }
-        self.led_to = None;
+        (self.led_to, self.forecast) = (None, None);
         self.rate.closed(record);
         self.patience.closed(record);
         let took = seconds(record.closed, record.opened) + self.rate.overhead();
         let all = closed.arrived() == closed.participants();
-        self.trial.closed(self.gain.value(record.weight), self.gain.value(closed.all()), took, all);
+        let (gained, possible) = (self.gain.value(record.weight), self.gain.value(closed.all()));
+        let pays = self.full_may_pay();
+        self.trial.closed(gained, possible, took, all, pays, self.lateness.usual());
         let all_gain = gain.value(closed.all());
         let worth = self.audit.closed(record, &gain, all_gain, rate);
         self.recent.closed(closed.arrived() as f64);
@@ -273,7 +391,7 @@ impl Auto {
             if let Some(until) = worth {
                 censored_after(&mut run_times, until);
             }
-            self.models().for_each(|model| model.learn(record.round, &run_times));
+            self.models.learn(record.round, &run_times);
         }
     }
 }
@@ -324,70 +442,14 @@ impl Policy for Auto {
     }
 
     fn trusts(&self, participants: usize) -> Option<String> {
-        Some(self.leader_name(participants))
+        Some(self.belief(participants).to_string())
     }
 
     fn decide(&mut self, view: &RoundView<'_>) -> Decision {
-        if view.is_opening() && self.backlog.has_seen_rounds() {
-            return Decision::WAIT;
-        }
-        self.study();
-        let new = self.rate.opened(view.round, view.opened);
-        self.partial = view.partial;
-        if view.now < view.opened + LEAST {
-            return Decision::Wait { until: Some(view.opened + LEAST), arrivals: usize::MAX };
-        }
-        let missing = self.recent.skip().max(1).saturating_sub(view.arrivals.len());
-        if new && missing > 0 {
-            let typical = Time::span(self.rate.typical());
-            let until = (!typical.is_zero()).then(|| view.opened + typical);
-            return Decision::Wait { until, arrivals: missing };
-        }
-        if view.arrivals.is_empty() || view.now <= view.opened {
-            return Decision::WAIT;
-        }
-        let scene = Scene::from_view(view);
-        let gain = self.gain;
-        let rate = self.rate.or_now(&gain, scene.gained(), scene.elapsed);
-        let overhead = self.rate.overhead();
-        let mut latest = break_even(&gain, scene.gained() + scene.missing(), rate, overhead);
-        if let Some(patience) = self.trial.patience() {
-            latest = latest.min(patience * self.rate.typical());
-        }
-        let leader = match self.trial.waits_for_all() {
-            true => &mut Expert::AllBut(0),
-            false => &mut self.experts[self.leader],
-        };
-        let decision = match leader {
-            Expert::Model(predictor) => {
-                let plan = best_wait(&mut **predictor, &gain, &scene, rate);
-                match plan.value > 0.0 {
-                    true => self.patience.bounded(follow(&plan, view), view, &self.rate),
-                    false => not_worth_waiting(view),
-                }
-            }
-            _ if scene.elapsed >= latest => not_worth_waiting(view),
-            other => {
-                let count = other.count(view.participants()).unwrap_or(1);
-                match view.wait_for(count) {
-                    Decision::Wait { arrivals, .. } => {
-                        let left = Time::span(latest - scene.elapsed);
-                        Decision::Wait { until: Some(view.now + left), arrivals }
-                    }
-                    cut => cut,
-                }
-            }
-        };
-        if let Decision::Wait { .. } = decision {
-            return decision;
-        }
-        match self.audit.instead_of_cut(view, &scene, &gain, &self.rate) {
-            Some(until) => {
-                self.led_to.get_or_insert(view.arrivals.len());
-                Decision::Wait { until: Some(until), arrivals: usize::MAX }
-            }
-            None => decision,
-        }
+        self.lateness.asked(view.now);
+        let decision = self.answer(view);
+        self.lateness.answered(&decision, view.now);
+        decision
     }
 
     fn closed(&mut self, record: &RoundRecord<'_>) {
@@ -400,17 +462,14 @@ impl Policy for Auto {
             match lesson {
                 Lesson::Closed(kept) => self.learn(&kept.record()),
                 Lesson::Late { worker, base, run_time } => {
-                    self.models().for_each(|model| model.late(worker, base, run_time));
+                    self.models.late(worker, base, run_time);
                 }
             }
         }
     }
 
     fn typical(&self, worker: WorkerId) -> Option<f64> {
-        self.experts.iter().find_map(|expert| match expert {
-            Expert::Model(predictor) => predictor.typical(worker),
-            _ => None,
-        })
+        self.models.typical(worker)
     }
 
     fn noise(&mut self, scale: f64) {

@@ -40,6 +40,11 @@ impl Backlog {
         self.seen_rounds
     }
 
+    /// Whether a closed round is still to be learnt from: the policy has not been asked since.
+    pub(crate) fn holds_a_round(&self) -> bool {
+        self.lessons.iter().any(|lesson| matches!(lesson, Lesson::Closed(_)))
+    }
+
     pub(crate) fn take(&mut self) -> Vec<Lesson> {
         std::mem::take(&mut self.lessons)
     }

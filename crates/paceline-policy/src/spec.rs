@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize, de};
 use thiserror::Error;
 
 use crate::{
-    Auto, Bandit, Bdsgd, Cutoff, Deadline, DropCompute, Elfving, Empirical, Filter, Full, Learned,
-    Objective, Rule, Stale, Static, predict::Predictor,
+    Auto, Bandit, Bdsgd, Blend, Cutoff, Deadline, DropCompute, Elfving, Empirical, Filter, Full,
+    Learned, Objective, Rule, Stale, Static, predict::Predictor,
 };
 
 /// A policy's name and settings: `auto`, `static:0.9`, `filter:commit`, `deadline:0.25`.
@@ -18,6 +18,8 @@ pub enum PolicySpec {
     /// A mixture of the others.
     #[default]
     Auto,
+    /// The mixture of the three models below, without fixed counts.
+    Blend(Rule),
     /// Wait for all.
     Full,
     /// Wait for a fixed count or share.
@@ -59,7 +61,7 @@ pub enum PolicySpecError {
 }
 
 /// Every policy as users write it, with a one-line description.
-pub const POLICIES: [(&str, &str); 12] = [
+pub const POLICIES: [(&str, &str); 13] = [
     (
         "auto",
         "the default: an expert mixture that cuts each round when waiting no longer pays, by progress \
@@ -67,6 +69,10 @@ pub const POLICIES: [(&str, &str); 12] = [
     ),
     ("full", "wait for all live workers"),
     ("static:N", "wait for the first N, or for a fraction (static:0.9): backup workers"),
+    (
+        "blend",
+        "filter, bdsgd and empirical as a mixture, weighted by how well each predicts (blend:commit)",
+    ),
     (
         "filter",
         "a level for each worker, the cluster's common factor, change points (filter:commit)",
@@ -106,6 +112,7 @@ impl PolicySpec {
         };
         match self {
             PolicySpec::Auto => Box::new(Auto::new(model, objective)),
+            PolicySpec::Blend(rule) => learned(Box::new(Blend::of_all(model)), rule),
             PolicySpec::Full => Box::new(Full),
             PolicySpec::Static(cutoff) => Box::new(Static(cutoff)),
             PolicySpec::Elfving(rule) => learned(Box::<Elfving>::default(), rule),
@@ -123,7 +130,7 @@ impl PolicySpec {
 impl PolicySpec {
     /// Whether it predicts each worker's run-time, so that work can be balanced by it.
     pub fn foresees(self) -> bool {
-        matches!(self, PolicySpec::Auto | PolicySpec::Filter(_))
+        matches!(self, PolicySpec::Auto | PolicySpec::Blend(_) | PolicySpec::Filter(_))
     }
 
     /// The default objective. `auto` maximises what users want; the others follow their papers.
@@ -136,6 +143,7 @@ impl PolicySpec {
         matches!(
             self,
             PolicySpec::Auto
+                | PolicySpec::Blend(_)
                 | PolicySpec::Elfving(_)
                 | PolicySpec::Empirical(_)
                 | PolicySpec::Filter(_)
@@ -152,6 +160,7 @@ impl fmt::Display for PolicySpec {
         };
         match *self {
             PolicySpec::Auto => f.write_str("auto"),
+            PolicySpec::Blend(of) => rule("blend", of, Rule::Renewal),
             PolicySpec::Elfving(of) => rule("elfving", of, Rule::Commit),
             PolicySpec::Empirical(of) => rule("empirical", of, Rule::Renewal),
             PolicySpec::Filter(of) => rule("filter", of, Rule::Renewal),
@@ -202,6 +211,7 @@ impl FromStr for PolicySpec {
                 )),
             },
             ("bandit", None) => Ok(PolicySpec::Bandit),
+            ("blend", _) => rule(Rule::Renewal, "blend").map(PolicySpec::Blend),
             ("elfving", _) => rule(Rule::Commit, "elfving").map(PolicySpec::Elfving),
             ("empirical", _) => rule(Rule::Renewal, "empirical").map(PolicySpec::Empirical),
             ("bdsgd", _) => parse_bdsgd(setting),
@@ -297,6 +307,8 @@ mod tests {
         check("static:3", Ok("static:3"));
         check("static:0.9", Ok("static:0.9"));
         check("static:1.0", Ok("static:1.0"));
+        check("blend", Ok("blend"));
+        check("blend:commit", Ok("blend:commit"));
         check("filter", Ok("filter"));
         check("filter:renewal", Ok("filter"));
         check("filter:commit", Ok("filter:commit"));

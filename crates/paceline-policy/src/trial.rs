@@ -5,18 +5,19 @@
 //! worker that is cut has used the others' cores for nothing, and still does when they begin the next
 //! round. So now and then several consecutive rounds wait for all workers, and their measured rate is
 //! compared with that of the rounds just before. The mode that wins twice in a row is kept; then the
-//! other is tried, less and less often. A trial that gains clearly less ends early, and so does one in
+//! other is tried, less and less often, and only while the score of full sync, which audits keep known, is not
+//! far behind. A trial that gains clearly less ends early, and so does one in
 //! which a round takes half as long again as usual: it costs no more than that half. Where rounds are
 //! short, and the system's timing matters more than the workers', trials are longer and more patient,
 //! and one win suffices.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
 /// Rounds of a trial, after a first one that still shows the previous mode.
 const ROUNDS: u32 = 8;
-/// Rounds shorter than this many seconds are mostly noise: trials and pauses have more rounds in
-/// proportion, up to [`MOST`] times as many.
-const SHORT: f64 = 0.06;
+/// Rounds shorter than this many times the system's lateness are mostly noise: trials and pauses have more
+/// rounds in proportion, up to [`MOST`] times as many.
+const SHORT: f64 = 60.0;
 const MOST: f64 = 8.0;
 /// Rounds before the first trial, and between a win and the next.
 const SOON: u64 = 24;
@@ -101,8 +102,17 @@ impl FullSyncTrial {
     }
 
     /// A round gained `weight` of the `possible` samples in `seconds`, overhead included; `all` says
-    /// whether every worker arrived.
-    pub(crate) fn closed(&mut self, weight: f64, possible: f64, seconds: f64, all: bool) {
+    /// whether every worker arrived, `pays` whether full sync may gain more than the experts. `lateness` is
+    /// the system's.
+    pub(crate) fn closed(
+        &mut self,
+        weight: f64,
+        possible: f64,
+        seconds: f64,
+        all: bool,
+        pays: bool,
+        lateness: Duration,
+    ) {
         if self.patience().is_some() && !all && self.times == 1 {
             return self.end(false);
         }
@@ -124,9 +134,10 @@ impl FullSyncTrial {
         }
         let usual = self.usual();
         let mean = usual.seconds / f64::from(usual.rounds);
-        self.times = (SHORT / mean.max(1e-9)).ceil().clamp(1.0, MOST) as u32;
+        let short = SHORT * lateness.as_secs_f64();
+        self.times = (short / mean.max(1e-9)).ceil().clamp(1.0, MOST) as u32;
         let cuts = usual.weight < (1.0 - CUT) * possible * f64::from(usual.rounds);
-        if self.since >= self.gap * u64::from(self.times) && (self.whole || cuts) {
+        if self.since >= self.gap * u64::from(self.times) && (self.whole || (cuts && pays)) {
             self.trying = Some(GainSum::default());
         }
     }
@@ -162,6 +173,8 @@ impl FullSyncTrial {
 mod tests {
     use super::*;
 
+    const LATENESS: Duration = Duration::from_millis(1);
+
     /// Rounds, out of `rounds`, that waited for all, where full sync gains `whole` samples per second
     /// and the experts gain `free`.
     fn waited(rounds: usize, whole: impl Fn(usize) -> f64, free: f64) -> usize {
@@ -169,8 +182,8 @@ mod tests {
         let waits = (0..rounds).map(|round| {
             let waits = trial.waits_for_all();
             match waits {
-                true => trial.closed(100.0, 100.0, 100.0 / whole(round), true),
-                false => trial.closed(80.0, 100.0, 80.0 / free, false),
+                true => trial.closed(100.0, 100.0, 100.0 / whole(round), true, true, LATENESS),
+                false => trial.closed(80.0, 100.0, 80.0 / free, false, true, LATENESS),
             }
             waits
         });
@@ -189,14 +202,14 @@ mod tests {
         let mut trial = FullSyncTrial::default();
         let mut lasted = |seconds: f64| {
             while trial.waits_for_all() {
-                trial.closed(100.0, 100.0, seconds, true);
+                trial.closed(100.0, 100.0, seconds, true, true, LATENESS);
             }
             while !trial.waits_for_all() {
-                trial.closed(80.0, 100.0, 0.8 * seconds, false);
+                trial.closed(80.0, 100.0, 0.8 * seconds, false, true, LATENESS);
             }
             let mut rounds = 0;
             while trial.waits_for_all() && rounds < 1000 {
-                trial.closed(100.0, 100.0, seconds, true);
+                trial.closed(100.0, 100.0, seconds, true, true, LATENESS);
                 rounds += 1;
             }
             (rounds, trial.times)
@@ -216,9 +229,9 @@ mod tests {
     fn a_trial_in_which_a_worker_does_not_arrive_ends() {
         let mut trial = FullSyncTrial::default();
         while !trial.waits_for_all() {
-            trial.closed(80.0, 100.0, 1.0, false);
+            trial.closed(80.0, 100.0, 1.0, false, true, LATENESS);
         }
-        trial.closed(90.0, 100.0, 1.5, false);
+        trial.closed(90.0, 100.0, 1.5, false, true, LATENESS);
         assert!(!trial.waits_for_all());
     }
 
@@ -226,7 +239,7 @@ mod tests {
     fn where_nothing_is_cut_nothing_is_tried() {
         let mut trial = FullSyncTrial::default();
         for _ in 0..500 {
-            trial.closed(99.0, 100.0, 1.0, true);
+            trial.closed(99.0, 100.0, 1.0, true, true, LATENESS);
             assert!(!trial.waits_for_all());
         }
     }

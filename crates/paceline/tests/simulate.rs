@@ -94,6 +94,30 @@ fn what_cannot_be_replayed_says_why() {
 }
 
 #[test]
+fn auto_is_explained_round_by_round() {
+    let place = Place::new();
+    let args = "simulate --explain --synthetic nodes16-stalls:rounds=60";
+    let objects = rows(&place.run(&format!("{args} --json")).ok().stdout);
+    let [explained] = &objects[..] else { panic!("one object per trace") };
+    let number = |key: &str| explained[key].as_f64().unwrap();
+    let rounds = explained["rounds"].as_array().unwrap();
+    assert_eq!(rounds.len(), 60);
+    for key in ["lost", "too_long", "too_early", "audits", "wrong_part"] {
+        let sum: f64 = rounds.iter().map(|round| round[key].as_f64().unwrap()).sum();
+        assert!((sum - number(key)).abs() < 1e-6, "{key}");
+    }
+    let share = number("lost") / (number("oracle_rate") * number("seconds"));
+    assert!((share - (1.0 - number("rate") / number("oracle_rate"))).abs() < 1e-9);
+
+    let text = place.run(args).ok().stdout;
+    for part in ["led by", "pays above", "all arrived", "waiting too long", "worst rounds:"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    place.run("simulate --explain --straggler finish").failed(2, &["--explain", "finish"]);
+    place.run("simulate --explain --policy full").failed(2, &["--explain", "--policy"]);
+}
+
+#[test]
 fn a_page_needs_nothing_else_and_policies_are_listed() {
     let place = Place::new();
     place.run("simulate --seeds 1 --html page.html").ok();

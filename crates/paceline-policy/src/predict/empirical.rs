@@ -46,7 +46,6 @@ impl Predictor for Empirical {
             return;
         };
         let center = *self.center.get_or_insert(log_seconds(first.1));
-        self.pool.decay(1.0 - 1.0 / MEMORY);
         for &(_, time) in run_times {
             let u = (log_seconds(time) - center) / UNIT;
             match time.is_censored() {
@@ -54,6 +53,6 @@ impl Predictor for Empirical {
                 false => self.pool.observe(u, 1.0),
             }
         }
-        self.pool.rebuild(UNIT);
+        self.pool.rebuild(1.0 - 1.0 / MEMORY, UNIT);
     }
 }

@@ -1,6 +1,7 @@
 //! Predictors: distributions of every worker's run-time before and during a round.
 
 mod bdsgd;
+mod blend;
 mod elfving;
 mod empirical;
 mod filter;
@@ -9,6 +10,7 @@ mod residuals;
 mod scale;
 
 pub use bdsgd::Bdsgd;
+pub use blend::Blend;
 pub use elfving::Elfving;
 pub use empirical::Empirical;
 pub use filter::Filter;

@@ -2,7 +2,11 @@
 //!
 //! A censored residual stays at risk up to its bound and then leaves: it never counts as an event there
 //! (which would bias the estimate low) nor as a draw (which would drift upward by feedback). Where
-//! nothing was at risk, the prior's hazard applies.
+//! nothing was ever at risk, the prior's hazard applies.
+//!
+//! A bin forgets in proportion to the share of residuals that were at risk in it. Beyond the usual cut, where
+//! hardly any are, it keeps what an earlier round or an audit showed. If it forgot, the prior's hazard, which
+//! is high, would return there and make rounds wait.
 
 use std::sync::LazyLock;
 
@@ -23,14 +27,20 @@ const PRIOR_WEIGHT: f64 = 2.0;
 const PRIOR_STALLS: f64 = 0.02;
 /// ResidualDistribution are clipped to this size for levels and spreads.
 const CLIP: f64 = 3.0;
+/// A share of residuals that is none, but for rounding.
+const NOBODY: f64 = 1e-9;
 /// Least survival probability.
 const FLOOR: f64 = 1e-12;
 
 /// Decayed counts of residuals, and the survival function that follows from them.
 #[derive(Debug, Clone)]
 pub(crate) struct ResidualDistribution {
+    /// Residuals since the last [`rebuild`](Self::rebuild): observed, and censored.
     observed: Vec<f64>,
     censored: Vec<f64>,
+    /// Decayed events, and residuals at risk, in each bin.
+    events: Vec<f64>,
+    at_risk: Vec<f64>,
     /// `survival[b]`: probability of a residual beyond the lower edge of bin b.
     survival: Vec<f64>,
     log_survival: Vec<f64>,
@@ -47,21 +57,16 @@ impl ResidualDistribution {
         let mut new = ResidualDistribution {
             observed: vec![0.0; BINS],
             censored: vec![0.0; BINS],
+            events: vec![0.0; BINS],
+            at_risk: vec![0.0; BINS],
             survival: vec![1.0; BINS + 1],
             log_survival: vec![0.0; BINS + 1],
             log_density: vec![0.0; BINS],
             mean_beyond: vec![0.0; BINS + 1],
             size_beyond: vec![0.0; BINS + 1],
         };
-        new.rebuild(scale);
+        new.rebuild(1.0, scale);
         new
-    }
-
-    /// Forgets a share of everything seen so far.
-    pub(crate) fn decay(&mut self, keep: f64) {
-        for x in self.observed.iter_mut().chain(&mut self.censored) {
-            *x *= keep;
-        }
     }
 
     /// Adds an observed residual.
@@ -74,10 +79,10 @@ impl ResidualDistribution {
         self.censored[bin(u)] += weight;
     }
 
-    /// Computes the survival function from the counts and the prior.
-    pub(crate) fn rebuild(&mut self, scale: f64) {
-        let mut at_risk: f64 =
-            self.observed.iter().sum::<f64>() + self.censored.iter().sum::<f64>();
+    /// Takes in what was added since the last call, keeps a share of the rest, and computes the survival
+    /// function from the counts and the prior.
+    pub(crate) fn rebuild(&mut self, keep: f64, scale: f64) {
+        self.take_in(keep);
         let mut prior_before = 1.0;
         let mut survival: f64 = 1.0;
         for b in 0..BINS {
@@ -85,16 +90,13 @@ impl ResidualDistribution {
             let prior = prior_survival(b + 1, scale);
             let prior_hazard = 1.0 - prior / prior_before;
             prior_before = prior;
-            // ResidualDistribution censored in a bin were at risk in half of it on average.
-            let exposed = (at_risk - 0.5 * self.censored[b]).max(self.observed[b]);
             let hazard =
-                (self.observed[b] + PRIOR_WEIGHT * prior_hazard) / (exposed + PRIOR_WEIGHT);
+                (self.events[b] + PRIOR_WEIGHT * prior_hazard) / (self.at_risk[b] + PRIOR_WEIGHT);
             let next = (survival * (1.0 - hazard.min(1.0))).max(FLOOR);
             self.log_density[b] = ((survival - next).max(FLOOR * 1e-3) / (to - from)).ln();
             survival = next;
             self.survival[b + 1] = survival;
             self.log_survival[b + 1] = survival.ln();
-            at_risk -= self.observed[b] + self.censored[b];
         }
         let (mut sum, mut size) = (0.0, 0.0);
         for b in (0..BINS).rev() {
@@ -109,6 +111,25 @@ impl ResidualDistribution {
             self.size_beyond[b] = size / self.survival[b];
         }
         (self.mean_beyond[BINS], self.size_beyond[BINS]) = (CLIP, CLIP);
+    }
+
+    fn take_in(&mut self, keep: f64) {
+        let all = self.observed.iter().sum::<f64>() + self.censored.iter().sum::<f64>();
+        let mut left = all;
+        for b in 0..BINS {
+            if left <= NOBODY * all {
+                break;
+            }
+            let (observed, censored) = (self.observed[b], self.censored[b]);
+            let keeps = keep.powf(left / all);
+            // Residuals censored in a bin were at risk in half of it on average.
+            let exposed = (left - 0.5 * censored).max(observed);
+            self.events[b] = keeps * self.events[b] + observed;
+            self.at_risk[b] = keeps * self.at_risk[b] + exposed;
+            left -= observed + censored;
+        }
+        self.observed.fill(0.0);
+        self.censored.fill(0.0);
     }
 
     /// Clipped mean of all, the reference for levels.
@@ -198,7 +219,7 @@ mod tests {
         let normal = Normal::new(0.0, 1.0).expect("a normal");
         let mut residuals = ResidualDistribution::new(0.1);
         (0..20_000).for_each(|_| residuals.observe(normal.sample(&mut rng), 1.0));
-        residuals.rebuild(0.1);
+        residuals.rebuild(1.0, 0.1);
         let found = distance(&residuals, normal_survival);
         // Kolmogorov's 1 % bound for this many draws is 0.0115; binning adds a little.
         assert!(found < 0.015, "{found}");
@@ -222,22 +243,41 @@ mod tests {
                 censored += 1;
             }
         }
-        residuals.rebuild(0.1);
+        residuals.rebuild(1.0, 0.1);
         assert!(censored > 19_000, "{censored}");
         let found = distance(&residuals, normal_survival);
         assert!(found < 0.03, "{found}");
         // The naive estimate, the distribution of observed draws, is biased low.
         let naive = 1.0
-            - residuals.observed.iter().take(bin(0.0)).sum::<f64>()
-                / residuals.observed.iter().sum::<f64>();
+            - residuals.events.iter().take(bin(0.0)).sum::<f64>()
+                / residuals.events.iter().sum::<f64>();
         assert!(naive < 0.3, "those seen are short: {naive} of them beyond the median");
+    }
+
+    /// A hundred residuals of which one in ten falls into (0, 1] and the rest later; then only the first 10 %
+    /// are ever seen again.
+    #[test]
+    fn what_nobody_reaches_any_more_is_not_forgotten() {
+        let mut residuals = ResidualDistribution::new(0.1);
+        let tail =
+            |residuals: &ResidualDistribution| residuals.survival(20.0) / residuals.survival(2.0);
+        (0..10).for_each(|_| residuals.observe(0.5, 1.0));
+        (0..90).for_each(|_| residuals.censor(40.0, 1.0));
+        residuals.rebuild(0.95, 0.1);
+        let before = tail(&residuals);
+        for _ in 0..200 {
+            (0..10).for_each(|_| residuals.observe(0.5, 1.0));
+            (0..90).for_each(|_| residuals.censor(1.0, 1.0));
+            residuals.rebuild(0.95, 0.1);
+        }
+        assert!(before > 0.5 && (tail(&residuals) / before - 1.0).abs() < 1e-6, "{before}");
     }
 
     #[test]
     fn survival_falls_from_one_and_its_tail_goes_on() {
         let mut residuals = ResidualDistribution::new(0.1);
         residuals.observe(0.0, 100.0);
-        residuals.rebuild(0.1);
+        residuals.rebuild(1.0, 0.1);
         let mut last = 1.0;
         for k in -200..2000 {
             let now = residuals.survival(f64::from(k) / 10.0);

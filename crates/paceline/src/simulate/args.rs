@@ -10,6 +10,10 @@ use paceline_sim::SystemSpec;
 use super::{clusters::ClusterArgs, study::Study};
 use crate::traces::{TraceArgs, not_negative};
 
+/// Flags that do not go with --explain, which replays a trace unchanged under `auto`.
+const NOT_EXPLAINED: [&str; 7] =
+    ["policy", "seeds", "quorum", "system", "decisions", "html", "random"];
+
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
     #[command(flatten)]
@@ -60,6 +64,10 @@ pub(crate) struct SimulateArgs {
     /// [default: a generic prior]
     #[arg(long, value_name = "FILE")]
     pub(super) run_time_model: Option<PathBuf>,
+    /// Explain auto round by round: which part led, what it expected, when it cut and why, when the
+    /// oracle would have cut, and the loss against the oracle by cause (docs/explain.md)
+    #[arg(long, conflicts_with_all = NOT_EXPLAINED)]
+    pub(super) explain: bool,
     /// Print one JSON object per trace, policy, seed and line
     #[arg(long)]
     pub(super) json: bool,

@@ -2,6 +2,7 @@
 
 mod args;
 mod clusters;
+mod explain;
 mod report;
 mod study;
 mod system;
@@ -41,6 +42,7 @@ Examples:
   paceline simulate times.csv --html page.html             charts of the cutoff over time
   paceline simulate --random 300 --seed 1 --policy full,auto,filter --parts
                                                            300 random clusters, the parts of auto too
+  paceline simulate times.csv.gz --explain                 round by round: what auto lost, and why
 
 A policy never sees a run-time past the cut, only that it is longer (--straggler abort).
 Exit codes: 0 done, 1 a trace cannot be read or a file cannot be written, 2 wrong usage.";
@@ -65,6 +67,16 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode> {
             drop(progress);
             say_if_sample(source);
             if !print(&rows, system::text, args.json, i > 0)? {
+                break;
+            }
+            continue;
+        }
+        if args.explain {
+            progress.say(format!("{}: replaying auto and its parts", trace.name()));
+            let explained = [explain::explain(source, &trace, &args.study(), &model)?];
+            drop(progress);
+            say_if_sample(source);
+            if !print(&explained, |rows| explain::text(&rows[0]), args.json, i > 0)? {
                 break;
             }
             continue;

@@ -62,14 +62,14 @@ pub struct ReplayRow {
 }
 
 /// The best rates of a trace in hindsight.
-struct Bounds {
+pub(super) struct Bounds {
     hindsight: Hindsight,
     /// With salvage, the best moment of every round instead of the best count.
-    oracle_rate: f64,
+    pub(super) oracle_rate: f64,
 }
 
 impl Bounds {
-    fn from_trace(trace: &Trace, replay: &Replay) -> Bounds {
+    pub(super) fn from_trace(trace: &Trace, replay: &Replay) -> Bounds {
         let hindsight = hindsight(trace, replay.overhead, replay.quorum);
         let oracle_rate = match replay.straggler {
             Straggler::Salvage => deadlines(trace, replay.overhead).clairvoyant_rate,
@@ -80,16 +80,8 @@ impl Bounds {
 }
 
 impl Study {
-    /// Replays a trace under all policies and seeds. `drawn` is the generator and the seed of a trace
-    /// whose phases advance by the clock. `tell` is called with the number of replays done, and with
-    /// that of all; its error ends the study.
-    pub fn run(
-        &self,
-        trace: &Trace,
-        drawn: Option<(&SyntheticSpec, u64)>,
-        model: &Arc<Model>,
-        tell: impl Fn(usize, usize) -> Result<()> + Sync,
-    ) -> Result<Vec<ReplayRow>> {
+    /// How to replay a trace.
+    pub(super) fn replay(&self, trace: &Trace) -> Result<Replay> {
         ensure!(
             !self.straggler.counts_parts() || trace.micro_batches() > 1,
             "{}: salvage needs a trace with micro-batches (docs/traces.md), this one has whole run-times",
@@ -102,11 +94,24 @@ impl Study {
             trace.name(),
             self.quorum
         );
-        let replay = Replay {
+        Ok(Replay {
             straggler: self.straggler,
             overhead: self.overhead.seconds(trace.median()),
             quorum: self.quorum as usize,
-        };
+        })
+    }
+
+    /// Replays a trace under all policies and seeds. `drawn` is the generator and the seed of a trace
+    /// whose phases advance by the clock. `tell` is called with the number of replays done, and with
+    /// that of all; its error ends the study.
+    pub fn run(
+        &self,
+        trace: &Trace,
+        drawn: Option<(&SyntheticSpec, u64)>,
+        model: &Arc<Model>,
+        tell: impl Fn(usize, usize) -> Result<()> + Sync,
+    ) -> Result<Vec<ReplayRow>> {
+        let replay = self.replay(trace)?;
         let bounds = drawn.is_none().then(|| Bounds::from_trace(trace, &replay));
         let jobs: Vec<(ReplayedPolicy, u64)> = self
             .policies

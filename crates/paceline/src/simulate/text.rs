@@ -62,13 +62,7 @@ pub fn text(rows: &[ReplayRow], censored: f64) -> String {
         first.best_static_rate / first.full_rate,
         first.oracle_rate / first.full_rate,
     );
-    if censored > 0.0 {
-        let _ = writeln!(
-            text,
-            "{:.1} % of the run-times are lower bounds and were replayed as such: rates are optimistic",
-            100.0 * censored
-        );
-    }
+    text += &lower_bounds(censored);
     let policies = by_policy(rows);
     let width = policies.iter().map(|(name, _)| name.len()).max().unwrap_or(0).max(6);
     let _ = writeln!(
@@ -99,4 +93,15 @@ pub fn text(rows: &[ReplayRow], censored: f64) -> String {
         );
     }
     text
+}
+
+/// A line about the share of run-times that are lower bounds, if there are any.
+pub(super) fn lower_bounds(censored: f64) -> String {
+    match censored > 0.0 {
+        true => format!(
+            "{:.1} % of the run-times are lower bounds and were replayed as such: rates are optimistic\n",
+            100.0 * censored
+        ),
+        false => String::new(),
+    }
 }

@@ -231,8 +231,7 @@ impl Predictor for Filter {
         if self.factors.len() > LATEST {
             self.factors.pop_front();
         }
-        self.residuals.decay(1.0 - 1.0 / MEMORY);
-        self.residuals.rebuild(self.spread);
+        self.residuals.rebuild(1.0 - 1.0 / MEMORY, self.spread);
         self.reference = ResidualDistribution::new(self.spread);
         self.look_ahead();
     }

@@ -15,6 +15,7 @@ use paceline_trace::RandomClusters;
 use rayon::prelude::*;
 
 pub(super) use args::ClusterArgs;
+pub(super) use parts::parts;
 use row::{ClusterRow, ClusterStudy};
 
 use super::{SimulateArgs, print};

@@ -6,7 +6,7 @@ use paceline_policy::{Cutoff, PolicySpec};
 const SHARES: [f64; 12] = [0.98, 0.95, 0.9, 0.85, 0.75, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02];
 
 /// The parts for a cluster of `n` workers, with their names.
-pub(super) fn parts(n: usize) -> Vec<(String, PolicySpec)> {
+pub(in crate::simulate) fn parts(n: usize) -> Vec<(String, PolicySpec)> {
     let but_one = Cutoff::Count(n.saturating_sub(1).max(1) as u32);
     let mut parts = vec![
         ("full".to_owned(), PolicySpec::Full),
