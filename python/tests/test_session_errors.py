@@ -14,7 +14,7 @@ from workers import Server, data, mlp, together
 
 def session_of(server: Server, model: nn.Module, optimizer: Any, **settings: Any) -> paceline.Session:
     return paceline.init(
-        model, optimizer, server=server.address, policy="full", epochs=1, **settings
+        model, optimizer, **{"server": server.address, "policy": "full", "epochs": 1, **settings}
     )
 
 
@@ -230,3 +230,22 @@ def test_micro_batches_of_a_stream_without_a_batch_size_are_refused(serve: Any) 
     _, x, y = data().tensors
     with session, pytest.raises(paceline.PacelineError, match=r"paceline\.init\(batch_size=\)"):
         next(session.micro_batches((x, y), 4))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"clip": "norm:1"}, "the setting clip is not supported .* call torch.nn.utils.clip_grad_norm_"),
+        ({"pull": "auto"}, "the setting pull is not supported"),
+        ({"straggler": "finish", "late": "fold"}, "the setting straggler finish is not supported"),
+        ({"policy": "async"}, "the setting policy async is not supported"),
+    ],
+)
+def test_mode_mean_refuses_settings_that_would_change_the_mean(
+    serve: Any, settings: dict[str, str], named: str
+) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = paceline.init(model, optimizer, server=serve(1).address, epochs=1, **settings)
+    with session, pytest.raises(paceline.PacelineError, match=named):
+        session.loader(data(), batch_size=4)
