@@ -195,6 +195,9 @@ class Session:
         A batch is a tensor, or a tuple, list or mapping of batches; it is split along its first
         dimension. Divide the loss of each micro-batch by ``n``. Finished micro-batches count with the
         weight of their samples. ``.grad`` holds the mean when the loop has ended.
+
+        A batch of :meth:`loader` may have several rows per sample, or one for several samples, if its
+        micro-batches hold whole samples.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
@@ -208,7 +211,7 @@ class Session:
         self._boundary()
         if not self._hands_out:
             self._get_work()
-        parts = list(split(batch, n))
+        parts = self._weighed(list(split(batch, n)), n)
         self._parts, self._divisor, self._in_parts = len(parts), n, True
         self._done_parts = 0
         self._unfinished = {place: samples for place, (_, samples) in enumerate(parts)}
@@ -225,6 +228,23 @@ class Session:
         finally:
             self._parts, self._part, self._part_samples, self._divisor = 1, 0, 0, 1
             self._unfinished, self._in_parts = {}, False
+
+    def _weighed(self, parts: list[tuple[T, int]], n: int) -> list[tuple[T, int]]:
+        """Parts of a batch with the samples behind their rows: a ``collate_fn`` may make more or fewer rows."""
+        if not self._hands_out or self._work is None:
+            return parts
+        if self.accumulate > 1:
+            raise PacelineError(
+                f"micro_batches() with paceline.init(accumulate={self.accumulate}): leave accumulate out, and "
+                "give the loader the whole batch"
+            )
+        rows, samples = sum(count for _, count in parts), self._samples_of_work()
+        if any(samples * count % rows for _, count in parts):
+            raise PacelineError(
+                f"a batch of {rows} rows from {samples} samples cannot be split into {n} micro-batches of whole "
+                "samples: choose another n, or split it yourself and accumulate inside session.no_sync()"
+            )
+        return [(part, samples * count // rows) for part, count in parts]
 
     def skip_step(self) -> None:
         """Ends a step without ``optimizer.step()``, for example because the norm of the gradient is too large.
