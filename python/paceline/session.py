@@ -141,6 +141,7 @@ class Session:
         self._handles += [m.register_forward_pre_hook(ForwardHook(self)) for m in models.values()]
         if self._averages:
             self._handles += self._replica.steps.watch()
+            self._replica.steps.check = self._check_mean
             if lr_scaling is not None:
                 self._replica.steps.lr_factor = self._lr_factor
         else:
@@ -208,6 +209,7 @@ class Session:
                 "micro_batches() of a stream needs paceline.init(batch_size=), the samples behind each "
                 "contribution: without it a cut salvages nothing"
             )
+        self._check_parts_finished()
         self._boundary()
         if not self._hands_out:
             self._get_work()
@@ -501,6 +503,8 @@ class Session:
     def _begin_backward(self) -> None:
         if (self._holds_mean or self._pending is not None) and not self._begun:
             self._check_stepped()
+        if not self._in_parts:
+            self._check_parts_finished()
         # A contribution may begin with another scale, for the losses to come.
         scale = self._loss_scale()
         if not self._begun:
@@ -520,12 +524,27 @@ class Session:
         self._scale = scale
         torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
+    def _check_parts_finished(self) -> None:
+        if self._begun and self._done_parts:
+            raise PacelineError(
+                "the loop over micro_batches() was left early: let it run to its end, which a cut brings about as "
+                "well, or call session.close()"
+            )
+
     def _check_stepped(self) -> None:
         if not self._has_stepped():
             raise PacelineError(
                 "backward() was called twice without optimizer.step() in between. Call step() after "
                 "each backward(), or session.skip_step() to leave a step out, or accumulate inside "
                 "session.no_sync() or session.micro_batches()"
+            )
+
+    def _check_mean(self) -> None:
+        # Before it has joined, a worker may change its initial values as it likes.
+        if self._worker is not None and not self._holds_mean:
+            raise PacelineError(
+                "optimizer.step() came before the last backward() of the step: .grad has no mean yet. Call it "
+                "once per step, after the loop over micro_batches() or the backward() outside no_sync()"
             )
 
     def _has_stepped(self) -> bool:
@@ -865,6 +884,7 @@ class Session:
                 return self._work[1], tuple(self._work[2])
             self._work = None
         if self._work is not None:
+            self._check_parts_finished()
             raise PacelineError(
                 "the last batch was not used: call backward() for every batch, or leave the loop"
             )

@@ -249,3 +249,39 @@ def test_mode_mean_refuses_settings_that_would_change_the_mean(
     session = paceline.init(model, optimizer, server=serve(1).address, epochs=1, **settings)
     with session, pytest.raises(paceline.PacelineError, match=named):
         session.loader(data(), batch_size=4)
+
+
+@pytest.mark.parametrize("way", ["micro_batches", "no_sync"])
+def test_a_step_before_the_last_backward_is_refused(serve: Any, way: str) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model[0].weight.clone()
+    with session_of(serve(1), model, optimizer) as session:
+        _, x, y = next(iter(session.loader(data(), batch_size=4)))
+        if way == "no_sync":
+            with session.no_sync():
+                nn.functional.mse_loss(model(x), y).backward()
+        else:
+            parts = session.micro_batches((x, y), 2)
+            x, y = next(parts)
+            nn.functional.mse_loss(model(x), y).backward()
+        with pytest.raises(paceline.PacelineError, match=r"step\(\) came before the last backward"):
+            optimizer.step()
+    assert torch.equal(before, model[0].weight)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["loader", "stream"])
+@pytest.mark.parametrize("again", ["micro_batches", "backward"])
+def test_micro_batches_that_are_left_early_are_told(serve: Any, stream: bool, again: str) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = session_of(serve(1), model, optimizer, **{"epochs": None, "batch_size": 4} if stream else {})
+    _, *batch = data().tensors
+    loader = [[each[:4] for each in batch]] * 2 if stream else session.loader(data(), batch_size=4)
+    with session, pytest.raises(paceline.PacelineError, match="was left early"):
+        for at, (*_, x, y) in enumerate(loader):
+            if at == 1 and again == "backward":
+                nn.functional.mse_loss(model(x), y).backward()
+            for px, py in session.micro_batches((x, y), 2):
+                nn.functional.mse_loss(model(px), py).backward()
+                break
