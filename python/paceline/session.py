@@ -31,6 +31,9 @@ T = TypeVar("T")
 Work = tuple[int, int, list[tuple[int, int]]]
 """The version to compute from, the epoch, and ranges of positions in its order."""
 
+_LR_SCALINGS = ("linear", "sqrt", "adascale")
+"""The rules of ``lr_scaling``."""
+
 _REJOINS = 3
 """How often a worker that contributes nothing joins again."""
 
@@ -980,14 +983,14 @@ def init(
         model: The model, or several: a list or a dict of models that train together.
         optimizer: Its optimizer, or several.
         scheduler: The learning-rate schedulers. A worker that missed rounds catches up with them.
-        scaler: The ``GradScaler``, if there is one.
+        scaler: The ``GradScaler``, if there is one. A session has one at most.
         mode: ``"mean"``: ``.grad`` becomes the mean over the workers that made the cut, and every
             worker steps its own optimizer. ``"server"``: the optimizer runs on the shards, and
             workers hold no optimizer state.
         policy: When a round stops waiting, such as ``"auto"`` (the default) or ``"full"``.
         straggler: What a straggler does at the cut: ``"salvage"`` (the default) or ``"abort"``.
-        lr_scaling: How the learning rate follows the samples behind an update: ``"linear"``,
-            ``"sqrt"`` or ``"adascale"``. By default it is yours alone.
+        lr_scaling: How the learning rate follows the samples behind an update: ``"linear"`` or
+            ``"sqrt"``, or ``"adascale"`` in mode ``"server"``. By default it is yours alone.
         batch_size: Samples behind each ``backward()`` of a loop over its own data.
         accumulate: Batches of the loader per contribution, for gradient accumulation.
         epochs: Epochs after which the run is over.
@@ -1003,8 +1006,15 @@ def init(
         raise ValueError(f'mode must be "mean" or "server", not {mode!r}')
     if accumulate < 1:
         raise ValueError(f"accumulate must be at least 1, not {accumulate}")
+    if lr_scaling not in (None, "none", *_LR_SCALINGS):
+        raise ValueError(f"lr_scaling must be one of {', '.join(_LR_SCALINGS)}, not {lr_scaling!r}")
     if lr_scaling == "adascale" and mode == "mean":
         raise ValueError('lr_scaling="adascale" needs mode="server", where the shards measure norms')
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+        raise TypeError(
+            f"scaler must be one GradScaler, not {type(scaler).__name__}: the losses of a session share one "
+            "scale"
+        )
     models = _models(model)
     named: dict[str, object] = {"policy": policy, "straggler": straggler, **settings}
     texts = {k.replace("_", "-"): str(v) for k, v in named.items() if v is not None}

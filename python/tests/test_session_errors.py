@@ -285,3 +285,22 @@ def test_micro_batches_that_are_left_early_are_told(serve: Any, stream: bool, ag
             for px, py in session.micro_batches((x, y), 2):
                 nn.functional.mse_loss(model(px), py).backward()
                 break
+
+
+def test_several_scalers_are_refused() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scalers: Any = [torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu")]
+    with pytest.raises(TypeError, match="one GradScaler, not list"):
+        paceline.init(model, optimizer, scaler=scalers)
+
+
+@pytest.mark.parametrize(
+    ("rule", "named"),
+    [("cubic", "one of linear, sqrt, adascale, not 'cubic'"), ("adascale", 'needs mode="server"')],
+)
+def test_a_rule_for_the_learning_rate_is_checked_at_once(rule: str, named: str) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=named):
+        paceline.init(model, optimizer, lr_scaling=rule)
