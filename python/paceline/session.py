@@ -23,7 +23,7 @@ from .parameters import FlatVector, as_array
 from .replica import Replica
 from .replication import PATIENCE, Replication
 from .server_optimizer import check_fresh, describe, rates
-from .step import Step, last_step
+from .step import Step, last_step, unused
 
 log = logging.getLogger("paceline")
 T = TypeVar("T")
@@ -415,7 +415,7 @@ class Session:
         self._replica.flat.clear()
         if self._averages:
             self._replica.skip_step()
-        self.last = Step(base, False, 0.0, 0, 0.0, 0.0, reason)
+        self.last = unused(base, reason)
 
     def _is_lost(self, error: RuntimeError) -> bool:
         """Whether the connection is lost, and the run may go on without this worker."""
@@ -755,7 +755,7 @@ class Session:
         if self._averages:
             self._replica.steps.forget()
             self._replica.skip_step()
-            self.last = Step(base, False, 0.0, 0, 0.0, 0.0, "this worker joined the run")
+            self.last = unused(base, "this worker joined the run")
 
     def _take_mean(self, base: int, samples: int) -> None:
         worker, replication = self._connected(), self._connected_replication()

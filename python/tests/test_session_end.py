@@ -166,3 +166,24 @@ def test_ctrl_c_ends_a_worker_whose_server_has_stalled(
     assert "the server did not answer within 10 s" in caplog.text
     assert time.monotonic() - begun < 20
     os.kill(server.process.pid, signal.SIGCONT)
+
+
+def test_a_loop_without_torch_ends_by_itself_at_a_limit(serve: Any) -> None:
+    server = serve(2, policy="full", time_limit="3s")
+
+    def worker(number: int) -> Any:
+        params = {"w": np.zeros(4, np.float32)}
+        session = paceline.init_arrays(
+            params, samples=LONG, batch_size=8, server=server.address, policy="full"
+        )
+        for _ in session.batches():
+            if number == 1 and session.last is not None:
+                # The other worker waits for its round when the time is up.
+                while session._worker.ended() is None:
+                    session._worker.wait_for_message(0.1)
+            session.step({"w": np.ones(4, np.float32)})
+        session.close()
+        return session.last
+
+    for step in together(2, worker):
+        assert not step.used and "time limit reached" in step.reason
