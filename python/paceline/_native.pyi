@@ -185,8 +185,8 @@ class Worker:
     def failed(self) -> bool:
         """Whether the run is over for all workers because it failed."""
 
-    def leave(self) -> None:
-        """Leaves the run. A server that does not answer is waited for for 10 seconds."""
+    def leave(self, seconds: float) -> None:
+        """Leaves the run. Waits for a server that does not answer for this long."""
 
 def offer(
     address: str,

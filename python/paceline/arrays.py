@@ -22,6 +22,9 @@ Array = npt.NDArray[np.float32]
 
 _PATIENCE = 0.1
 
+_PARTING = 10.0
+"""Seconds that a worker that leaves waits for the server."""
+
 
 class ArraySession:
     """Trains NumPy arrays together with the other workers of a run.
@@ -137,7 +140,7 @@ class ArraySession:
         """Leaves the run. Without it the session leaves when the interpreter exits."""
         atexit.unregister(self.close)
         try:
-            self._worker.leave()
+            self._worker.leave(_PARTING)
         except RuntimeError as error:
             log.warning("the run was lost before this worker left it: %s", error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
@@ -21,7 +22,7 @@ from .joining import join
 from .launch import Run, find_run
 from .parameters import FlatVector, as_array
 from .replica import Replica
-from .replication import PATIENCE, Replication
+from .replication import PARTING, PATIENCE, Replication
 from .server_optimizer import check_fresh, describe, rates
 from .step import Step, last_step, unused
 
@@ -332,10 +333,13 @@ class Session:
                 vars(optimizer).pop("step", None)
         if worker is not None:
             atexit.unregister(self.close)
+            deadline = time.monotonic() + PARTING
             if self._replication is not None:
-                self._replication.finish_uploads()
+                if self._holds_mean and self._has_stepped():
+                    self._replication.tell_last_step(worker.taken())
+                self._replication.finish_uploads(deadline)
             try:
-                worker.leave()
+                worker.leave(max(0.0, deadline - time.monotonic()))
             except RuntimeError as error:
                 log.warning("the run was lost before this worker left it: %s", error)
 
@@ -451,7 +455,7 @@ class Session:
         self._rejoins += 1
         self._missed = 0
         try:
-            worker.leave()
+            worker.leave(PARTING)
         except RuntimeError:
             log.debug("the connection was lost before")
         try:
