@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline._native import __version__ as __version__
     from paceline.analysis import Analysis, Simulation, analyze, simulate
     from paceline.arrays import ArraySession, init_arrays
     from paceline.data import LedgerLoader
@@ -46,6 +47,7 @@ _MODULES = {
     "Session": "paceline.session",
     "Simulation": "paceline.analysis",
     "Step": "paceline.step",
+    "__version__": "paceline._native",
     "analyze": "paceline.analysis",
     "init": "paceline.session",
     "init_arrays": "paceline.arrays",

@@ -11,6 +11,7 @@ __all__ = [
     "ConnectionLost",
     "Trace",
     "Worker",
+    "__version__",
     "analyze",
     "hash_values",
     "lr_factor",
@@ -18,6 +19,9 @@ __all__ = [
     "offer",
     "simulate",
 ]
+
+__version__: str
+"""The version of the package."""
 
 class ConnectionLost(RuntimeError):
     """The connection to the run failed, or the run refused this worker."""
