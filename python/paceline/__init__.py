@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from paceline.arrays import ArraySession, init_arrays
     from paceline.data import LedgerLoader
     from paceline.errors import PacelineError, RunEnded
+    from paceline.prepare import init
     from paceline.recorder import Recorder, record
-    from paceline.session import Session, init
+    from paceline.session import Session
     from paceline.step import Step
 
 __all__ = [
@@ -49,7 +50,7 @@ _MODULES = {
     "Step": "paceline.step",
     "__version__": "paceline._native",
     "analyze": "paceline.analysis",
-    "init": "paceline.session",
+    "init": "paceline.prepare",
     "init_arrays": "paceline.arrays",
     "record": "paceline.recorder",
     "simulate": "paceline.analysis",
