@@ -23,6 +23,7 @@ HEAD = """\
 
 The reference of the package `paceline`, made from its docstrings by `python python/api.py`.
 [From DDP to Paceline](pytorch.md) is the guide. Everything here is imported as `paceline.NAME`.
+`paceline.__version__` is the version of the package.
 """
 
 # Every public name, by section.

@@ -10,12 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline._native import __version__ as __version__
     from paceline.analysis import Analysis, Simulation, analyze, simulate
     from paceline.arrays import ArraySession, init_arrays
     from paceline.data import LedgerLoader
     from paceline.errors import PacelineError, RunEnded
+    from paceline.prepare import init
     from paceline.recorder import Recorder, record
-    from paceline.session import Session, init
+    from paceline.session import Session
     from paceline.step import Step
 
 __all__ = [
@@ -46,8 +48,9 @@ _MODULES = {
     "Session": "paceline.session",
     "Simulation": "paceline.analysis",
     "Step": "paceline.step",
+    "__version__": "paceline._native",
     "analyze": "paceline.analysis",
-    "init": "paceline.session",
+    "init": "paceline.prepare",
     "init_arrays": "paceline.arrays",
     "record": "paceline.recorder",
     "simulate": "paceline.analysis",

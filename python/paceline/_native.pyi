@@ -11,6 +11,7 @@ __all__ = [
     "ConnectionLost",
     "Trace",
     "Worker",
+    "__version__",
     "analyze",
     "hash_values",
     "lr_factor",
@@ -18,6 +19,9 @@ __all__ = [
     "offer",
     "simulate",
 ]
+
+__version__: str
+"""The version of the package."""
 
 class ConnectionLost(RuntimeError):
     """The connection to the run failed, or the run refused this worker."""
@@ -185,8 +189,8 @@ class Worker:
     def failed(self) -> bool:
         """Whether the run is over for all workers because it failed."""
 
-    def leave(self) -> None:
-        """Leaves the run. A server that does not answer is waited for for 10 seconds."""
+    def leave(self, seconds: float) -> None:
+        """Leaves the run. Waits for a server that does not answer for this long."""
 
 def offer(
     address: str,

@@ -14,13 +14,16 @@ from .errors import PacelineError, run_ended
 from .joining import join
 from .launch import Run, find_run
 from .safetensors import Entry, write
-from .step import Step, last_step
+from .step import Step, last_step, unused
 
 log = logging.getLogger("paceline")
 
 Array = npt.NDArray[np.float32]
 
 _PATIENCE = 0.1
+
+_PARTING = 10.0
+"""Seconds that a worker that leaves waits for the server."""
 
 
 class ArraySession:
@@ -52,8 +55,9 @@ class ArraySession:
     def batches(self) -> Iterator[npt.NDArray[np.int64]]:
         """The samples that the run hands to this worker, by batch, until the run is over.
 
-        Call :meth:`step` with the gradient of each batch. Raises :class:`RunEnded` if the run fails, or if
-        this worker loses it.
+        Call :meth:`step` with the gradient of each batch. The iteration ends when the run reaches its end: its
+        epochs, or a limit such as ``time_limit``. Raises :class:`RunEnded` if the run fails, or if this worker
+        loses it.
         """
         while (work := self._next_work()) is not None:
             self._work = work
@@ -68,15 +72,21 @@ class ArraySession:
                 return turn
             if turn == "loaded":
                 self._load()
-            elif self._worker.ended() is not None:
-                if self._worker.failed() or self._worker.lost():
-                    raise run_ended(self._worker)
+            elif self._end() is not None:
                 return None
+
+    def _end(self) -> str | None:
+        """The reason why the run is over, once it has reached its end. Raises an error if it failed."""
+        ended = self._worker.ended()
+        if ended is not None and (self._worker.failed() or self._worker.lost()):
+            raise run_ended(self._worker)
+        return ended
 
     def step(self, grads: Mapping[str, Array], loss: float | None = None) -> Step:
         """Contributes the mean gradient of the batch and loads the new parameters.
 
-        ``loss`` is the mean loss of the batch, for display. Returns what became of the contribution.
+        ``loss`` is the mean loss of the batch, for display. Returns what became of the contribution. If the run
+        reaches its end meanwhile, the contribution is not used and the parameters stay as they are.
         """
         if self._work is None:
             raise PacelineError("step() without a batch: iterate over batches()")
@@ -91,8 +101,9 @@ class ArraySession:
             worker.finish(count, None if loss is None else loss * count, [self.lr])
         worker.forget()
         while worker.next_version(_PATIENCE) is None:
-            if worker.ended() is not None:
-                raise run_ended(worker)
+            if (ended := self._end()) is not None:
+                self.last = unused(base, f"the run is over: {ended}")
+                return self.last
         self._load()
         self.last = last_step(worker, base, count)
         return self.last
@@ -129,7 +140,7 @@ class ArraySession:
         """Leaves the run. Without it the session leaves when the interpreter exits."""
         atexit.unregister(self.close)
         try:
-            self._worker.leave()
+            self._worker.leave(_PARTING)
         except RuntimeError as error:
             log.warning("the run was lost before this worker left it: %s", error)
 

@@ -15,10 +15,10 @@ class PacelineError(RuntimeError):
 class RunEnded(PacelineError):
     """The run is over while the training loop still computes.
 
-    Iterating over :meth:`paceline.Session.loader` ends by itself when the run reaches its end: its epochs,
-    or a limit such as ``time_limit``. A loop over its own data gets this exception from ``backward()``
-    instead. Every loop gets it when the run fails, or when this worker has lost the run and cannot join
-    again: parameters are those of a run that did not finish.
+    Iterating over :meth:`paceline.Session.loader` or :meth:`paceline.ArraySession.batches` ends by itself
+    when the run reaches its end: its epochs, or a limit such as ``time_limit``. A loop over its own data gets
+    this exception from ``backward()`` instead. Every loop gets it when the run fails, or when this worker has
+    lost the run and cannot join again: parameters are those of a run that did not finish.
     """
 
 

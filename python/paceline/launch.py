@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -16,6 +17,8 @@ from typing import Any
 
 from .errors import PacelineError
 
+log = logging.getLogger("paceline")
+
 _store: Any = None
 """Where the ranks of a torchrun tell each other of servers. Ranks may ask it long after it was made."""
 
@@ -24,6 +27,12 @@ _sessions = 0
 
 _START_PATIENCE = 60.0
 """Seconds that a server may take to start."""
+
+_LOOK = 0.05
+"""Seconds between two looks for what rank 0 tells."""
+
+_QUIET = 30.0
+"""Seconds after which a wait for rank 0 is logged."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +104,20 @@ def _under_torchrun(rank: int, workers: int) -> Run:
         return Run(
             address, token, rank, _name(), lambda: store.set(key, f"{address} {token or ''}")
         )
-    address, _, token = store.get(key).decode().partition(" ")
+    address, _, token = _heard(store, key).partition(" ")
     return Run(address, token or None, rank, _name())
+
+
+def _heard(store: Any, key: str) -> str:
+    """What rank 0 tells the other ranks. Before it does, it may load data and a model for long."""
+    quiet_until = time.monotonic() + _QUIET
+    while not store.check([key]):
+        if time.monotonic() >= quiet_until:
+            log.warning("waiting for rank 0 to call session.loader() or backward(), which defines the run")
+            quiet_until = float("inf")
+        time.sleep(_LOOK)
+    told: bytes = store.get(key)
+    return told.decode()
 
 
 def _start_server(workers: int, bind: str, token: str | None) -> str:
@@ -113,9 +134,9 @@ def _start_server(workers: int, bind: str, token: str | None) -> str:
     env = {name: value for name, value in os.environ.items() if name not in other_runs}
     if token is not None:
         env["PACELINE_TOKEN"] = token
-    with errors.open("wb") as log:
+    with errors.open("wb") as output:
         server = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
         )  # fmt: skip
     deadline = time.monotonic() + _START_PATIENCE

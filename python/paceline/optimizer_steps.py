@@ -23,6 +23,8 @@ class OptimizerSteps:
         """Whether the steps are those of other workers."""
         self.lr_factor: Callable[[], float] | None = None
         """The factor on the learning rates of a step."""
+        self.check: Callable[[], None] = lambda: None
+        """Raises an error if there is no mean to step."""
         self.done = [False] * len(optimizers)
         self._flat = flat
         self._optimizers = list(optimizers)
@@ -86,6 +88,7 @@ class OptimizerSteps:
             for param in params:
                 param.grad = None
             return
+        self.check()
         if self.lr_factor is not None:
             factor = self.lr_factor()
             for group in optimizer.param_groups:

@@ -66,11 +66,10 @@ class Replica:
         Returns whether the outcome is that of the worker that wrote the record. ``False`` asks for the
         run's state.
         """
-        entries = record["optimizers"]
-        if any(entry is not None and entry["factor"] is None for entry in entries):
+        if not can_replay(record):
             return False
         with self._replaying():
-            for optimizer, entry in zip(self.optimizers, entries):
+            for optimizer, entry in zip(self.optimizers, record["optimizers"]):
                 if entry is not None:
                     self._step(optimizer, entry)
         if record["check"] is None:
@@ -251,6 +250,11 @@ class Replica:
         for param in params_of(optimizer):
             if param in named:
                 yield named[param], param
+
+
+def can_replay(record: Json) -> bool:
+    """Whether the record tells how gradients were changed before they were stepped."""
+    return all(entry is None or entry["factor"] is not None for entry in record["optimizers"])
 
 
 def _kinds(optimizers: Sequence[Optimizer]) -> list[str]:

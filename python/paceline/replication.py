@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from . import _native
 from .errors import PacelineError, RunEnded, run_ended
-from .replica import Replica
+from .replica import Replica, can_replay
 from .state import Json
 
 log = logging.getLogger("paceline")
@@ -24,8 +24,8 @@ _RECORD_PATIENCE = 1.0
 _STATE_PATIENCE = 300.0
 """Seconds that the state of another worker may take."""
 
-_UPLOAD_PATIENCE = 60.0
-"""Seconds that a worker that leaves gives its own state to arrive."""
+PARTING = 10.0
+"""Seconds that a worker that leaves waits for the server."""
 
 _MAX_RECORD = 1 << 20
 """The longest record that the server takes, in bytes."""
@@ -96,9 +96,8 @@ class Replication:
         except _native.ConnectionLost as error:
             log.debug("the server asks another worker for its state: %s", error)
 
-    def finish_uploads(self) -> None:
-        """Waits until the states of this worker have left: a thread must not outlive the interpreter."""
-        deadline = time.monotonic() + _UPLOAD_PATIENCE
+    def finish_uploads(self, deadline: float) -> None:
+        """Waits until the states of this worker have left, or the deadline has passed."""
         for upload in self._uploads:
             upload.join(max(0.0, deadline - time.monotonic()))
 
@@ -279,6 +278,13 @@ class Replication:
         """Gives the run the record of this worker's step, for workers that miss it."""
         record = self._replica.record(version, self._epoch)
         self._tell(version, record if len(record) <= _MAX_RECORD else _NO_RECORD)
+
+    def tell_last_step(self, version: int) -> None:
+        """As :meth:`tell_stepped`, for a worker that leaves. If its record cannot be replayed, others would ask
+        for a state that no worker may have."""
+        record = self._replica.record(version, self._epoch)
+        if len(record) <= _MAX_RECORD and can_replay(json.loads(record)):
+            self._tell(version, record)
 
     def tell_replayed(self, version: int) -> None:
         """Tells the run that this worker has replayed the steps up to this version."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
@@ -21,9 +22,9 @@ from .joining import join
 from .launch import Run, find_run
 from .parameters import FlatVector, as_array
 from .replica import Replica
-from .replication import PATIENCE, Replication
+from .replication import PARTING, PATIENCE, Replication
 from .server_optimizer import check_fresh, describe, rates
-from .step import Step, last_step
+from .step import Step, last_step, unused
 
 log = logging.getLogger("paceline")
 T = TypeVar("T")
@@ -141,6 +142,7 @@ class Session:
         self._handles += [m.register_forward_pre_hook(ForwardHook(self)) for m in models.values()]
         if self._averages:
             self._handles += self._replica.steps.watch()
+            self._replica.steps.check = self._check_mean
             if lr_scaling is not None:
                 self._replica.steps.lr_factor = self._lr_factor
         else:
@@ -195,6 +197,9 @@ class Session:
         A batch is a tensor, or a tuple, list or mapping of batches; it is split along its first
         dimension. Divide the loss of each micro-batch by ``n``. Finished micro-batches count with the
         weight of their samples. ``.grad`` holds the mean when the loop has ended.
+
+        A batch of :meth:`loader` may have several rows per sample, or one for several samples, if its
+        micro-batches hold whole samples.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
@@ -205,10 +210,11 @@ class Session:
                 "micro_batches() of a stream needs paceline.init(batch_size=), the samples behind each "
                 "contribution: without it a cut salvages nothing"
             )
+        self._check_parts_finished()
         self._boundary()
         if not self._hands_out:
             self._get_work()
-        parts = list(split(batch, n))
+        parts = self._weighed(list(split(batch, n)), n)
         self._parts, self._divisor, self._in_parts = len(parts), n, True
         self._done_parts = 0
         self._unfinished = {place: samples for place, (_, samples) in enumerate(parts)}
@@ -225,6 +231,23 @@ class Session:
         finally:
             self._parts, self._part, self._part_samples, self._divisor = 1, 0, 0, 1
             self._unfinished, self._in_parts = {}, False
+
+    def _weighed(self, parts: list[tuple[T, int]], n: int) -> list[tuple[T, int]]:
+        """Parts of a batch with the samples behind their rows: a ``collate_fn`` may make more or fewer rows."""
+        if not self._hands_out or self._work is None:
+            return parts
+        if self.accumulate > 1:
+            raise PacelineError(
+                f"micro_batches() with paceline.init(accumulate={self.accumulate}): leave accumulate out, and "
+                "give the loader the whole batch"
+            )
+        rows, samples = sum(count for _, count in parts), self._samples_of_work()
+        if any(samples * count % rows for _, count in parts):
+            raise PacelineError(
+                f"a batch of {rows} rows from {samples} samples cannot be split into {n} micro-batches of whole "
+                "samples: choose another n, or split it yourself and accumulate inside session.no_sync()"
+            )
+        return [(part, samples * count // rows) for part, count in parts]
 
     def skip_step(self) -> None:
         """Ends a step without ``optimizer.step()``, for example because the norm of the gradient is too large.
@@ -307,10 +330,13 @@ class Session:
                 vars(optimizer).pop("step", None)
         if worker is not None:
             atexit.unregister(self.close)
+            deadline = time.monotonic() + PARTING
             if self._replication is not None:
-                self._replication.finish_uploads()
+                if self._holds_mean and self._has_stepped():
+                    self._replication.tell_last_step(worker.taken())
+                self._replication.finish_uploads(deadline)
             try:
-                worker.leave()
+                worker.leave(max(0.0, deadline - time.monotonic()))
             except RuntimeError as error:
                 log.warning("the run was lost before this worker left it: %s", error)
 
@@ -390,7 +416,7 @@ class Session:
         self._replica.flat.clear()
         if self._averages:
             self._replica.skip_step()
-        self.last = Step(base, False, 0.0, 0, 0.0, 0.0, reason)
+        self.last = unused(base, reason)
 
     def _is_lost(self, error: RuntimeError) -> bool:
         """Whether the connection is lost, and the run may go on without this worker."""
@@ -426,7 +452,7 @@ class Session:
         self._rejoins += 1
         self._missed = 0
         try:
-            worker.leave()
+            worker.leave(PARTING)
         except RuntimeError:
             log.debug("the connection was lost before")
         try:
@@ -481,6 +507,8 @@ class Session:
     def _begin_backward(self) -> None:
         if (self._holds_mean or self._pending is not None) and not self._begun:
             self._check_stepped()
+        if not self._in_parts:
+            self._check_parts_finished()
         # A contribution may begin with another scale, for the losses to come.
         scale = self._loss_scale()
         if not self._begun:
@@ -500,12 +528,27 @@ class Session:
         self._scale = scale
         torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
+    def _check_parts_finished(self) -> None:
+        if self._begun and self._done_parts:
+            raise PacelineError(
+                "the loop over micro_batches() was left early: let it run to its end, which a cut brings about as "
+                "well, or call session.close()"
+            )
+
     def _check_stepped(self) -> None:
         if not self._has_stepped():
             raise PacelineError(
                 "backward() was called twice without optimizer.step() in between. Call step() after "
                 "each backward(), or session.skip_step() to leave a step out, or accumulate inside "
                 "session.no_sync() or session.micro_batches()"
+            )
+
+    def _check_mean(self) -> None:
+        # Before it has joined, a worker may change its initial values as it likes.
+        if self._worker is not None and not self._holds_mean:
+            raise PacelineError(
+                "optimizer.step() came before the last backward() of the step: .grad has no mean yet. Call it "
+                "once per step, after the loop over micro_batches() or the backward() outside no_sync()"
             )
 
     def _has_stepped(self) -> bool:
@@ -713,7 +756,7 @@ class Session:
         if self._averages:
             self._replica.steps.forget()
             self._replica.skip_step()
-            self.last = Step(base, False, 0.0, 0, 0.0, 0.0, "this worker joined the run")
+            self.last = unused(base, "this worker joined the run")
 
     def _take_mean(self, base: int, samples: int) -> None:
         worker, replication = self._connected(), self._connected_replication()
@@ -845,6 +888,7 @@ class Session:
                 return self._work[1], tuple(self._work[2])
             self._work = None
         if self._work is not None:
+            self._check_parts_finished()
             raise PacelineError(
                 "the last batch was not used: call backward() for every batch, or leave the loop"
             )
@@ -916,77 +960,6 @@ class Session:
                 slot.tensor.copy_(self._flat.values[slot.range].view(slot.tensor.shape))
 
 
-def init(
-    model: nn.Module | Iterable[nn.Module] | Mapping[str, nn.Module],
-    optimizer: Optimizer | Iterable[Optimizer],
-    scheduler: Any | Iterable[Any] | None = None,
-    scaler: Any | None = None,
-    *,
-    mode: str = "mean",
-    policy: str | None = None,
-    straggler: str | None = None,
-    lr_scaling: str | None = None,
-    batch_size: int | None = None,
-    accumulate: int = 1,
-    epochs: int | None = None,
-    seed: int = 0,
-    hash_every: int = 50,
-    server: str | None = None,
-    **settings: object,
-) -> Session:
-    """Prepares a model and its optimizer for training together with other workers.
-
-    Args:
-        model: The model, or several: a list or a dict of models that train together.
-        optimizer: Its optimizer, or several.
-        scheduler: The learning-rate schedulers. A worker that missed rounds catches up with them.
-        scaler: The ``GradScaler``, if there is one.
-        mode: ``"mean"``: ``.grad`` becomes the mean over the workers that made the cut, and every
-            worker steps its own optimizer. ``"server"``: the optimizer runs on the shards, and
-            workers hold no optimizer state.
-        policy: When a round stops waiting, such as ``"auto"`` (the default) or ``"full"``.
-        straggler: What a straggler does at the cut: ``"salvage"`` (the default) or ``"abort"``.
-        lr_scaling: How the learning rate follows the samples behind an update: ``"linear"``,
-            ``"sqrt"`` or ``"adascale"``. By default it is yours alone.
-        batch_size: Samples behind each ``backward()`` of a loop over its own data.
-        accumulate: Batches of the loader per contribution, for gradient accumulation.
-        epochs: Epochs after which the run is over.
-        seed: Seed of the order of samples.
-        hash_every: Rounds between two comparisons of the replicas; 0 for none.
-        server: Address of the server; by default ``PACELINE_SERVER``, or a server of its own.
-        settings: Further settings of the run, by their names in a config file (``quorum=2``).
-
-    Returns:
-        The session.
-    """
-    if mode not in ("mean", "server"):
-        raise ValueError(f'mode must be "mean" or "server", not {mode!r}')
-    if accumulate < 1:
-        raise ValueError(f"accumulate must be at least 1, not {accumulate}")
-    if lr_scaling == "adascale" and mode == "mean":
-        raise ValueError('lr_scaling="adascale" needs mode="server", where the shards measure norms')
-    models = _models(model)
-    named: dict[str, object] = {"policy": policy, "straggler": straggler, **settings}
-    texts = {k.replace("_", "-"): str(v) for k, v in named.items() if v is not None}
-    if mode == "server" and lr_scaling is not None:
-        texts["lr-scaling"] = lr_scaling
-    return Session(
-        models,
-        _listed(optimizer, Optimizer),
-        _listed(scheduler, None),
-        scaler,
-        mode=mode,
-        batch_size=batch_size,
-        accumulate=accumulate,
-        seed=seed,
-        epochs=epochs,
-        hash_every=hash_every,
-        lr_scaling=lr_scaling if mode == "mean" else None,
-        run=Run.at(server) if server else None,
-        settings=texts,
-    )
-
-
 def _check_free(models: dict[str, nn.Module]) -> None:
     """Refuses models that another session trains: both would contribute their gradients."""
     for model in models.values():
@@ -995,29 +968,3 @@ def _check_free(models: dict[str, nn.Module]) -> None:
                 raise PacelineError(
                     "the model belongs to an earlier session already: call close() on that one first"
                 )
-
-
-def _models(model: Any) -> dict[str, nn.Module]:
-    if isinstance(model, nn.Module):
-        models = {"": model}
-    elif isinstance(model, Mapping):
-        models = dict(model)
-    else:
-        models = {str(place): each for place, each in enumerate(model)}
-    for each in models.values():
-        if isinstance(each, nn.parallel.DistributedDataParallel):
-            raise PacelineError(
-                "the model is wrapped in DistributedDataParallel, which waits for all ranks in every "
-                "backward pass. Give paceline.init the model itself: Paceline exchanges the gradients"
-            )
-    return models
-
-
-def _listed(value: Any, kind: type | None) -> list[Any]:
-    if value is None:
-        return []
-    if isinstance(value, list | tuple):
-        return list(value)
-    if kind is None or isinstance(value, kind):
-        return [value]
-    raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")

@@ -29,11 +29,16 @@ class Step:
     """Rounds that this worker missed and has replayed before this step."""
 
 
+def unused(base: int, reason: str, missed: int = 0) -> Step:
+    """The step of a contribution that no round has used."""
+    return Step(base, False, 0.0, 0, 0.0, 0.0, reason, missed)
+
+
 def last_step(worker: _native.Worker, base: int, samples: float, missed: int = 0) -> Step:
     """The close of the round on ``base``, as a worker that was given ``samples`` samples sees it."""
     closed = worker.closed(base)
     if closed is None:
-        return Step(base, False, 0.0, 0, 0.0, 0.0, "the round was cut too long ago", missed)
+        return unused(base, "the round was cut too long ago", missed)
     used, accepted, weight, cut_after, reason = closed
     share = min(1.0, used / max(samples, 1))
     return Step(base, used > 0, share, accepted, weight, cut_after, reason, missed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import statistics
 import subprocess
@@ -140,6 +141,10 @@ def test_a_rank_beyond_the_world_is_refused(tmp_path):
 def test_a_step_costs_microseconds():
     # The bound is far above the cost, since other processes share this machine.
     assert recorder.cost(2000) < 200
+
+
+def test_the_package_says_its_version():
+    assert paceline.__version__ == importlib.metadata.version("paceline")
 
 
 def test_import_does_nothing():

@@ -11,6 +11,7 @@ from typing import Any
 import paceline
 import pytest
 import torch
+from ledger import used_samples
 from torch import Tensor, nn
 from workers import (
     PATIENCE,
@@ -290,3 +291,50 @@ def test_a_micro_batch_without_backward_leaves_running_statistics_as_they_are(se
         assert_close([norm.running_mean, norm.running_var], means)
         optimizer.step()
     session.close()
+
+
+def views(samples: list[Any]) -> list[Tensor]:
+    """Two rows for each sample."""
+    return [each.repeat_interleave(2, 0) for each in torch.utils.data.default_collate(samples)]
+
+
+def pairs(samples: list[Any]) -> list[Tensor]:
+    """A row for two samples."""
+    return [each.view(len(each) // 2, 2, -1).float().mean(1) for each in torch.utils.data.default_collate(samples)]
+
+
+@pytest.mark.parametrize("collate", [views, pairs])
+def test_micro_batches_of_more_or_fewer_rows_count_by_their_samples(serve: Any, collate: Any) -> None:
+    server, model, parts = serve(1, policy="full"), mlp(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = paceline.init(model, optimizer, server=server.address, policy="full", epochs=1)
+    steps = []
+    for _, x, y in session.loader(data(), batch_size=8, collate_fn=collate):
+        optimizer.zero_grad()
+        for px, py in session.micro_batches((x, y), 4):
+            parts.append(session._part_samples)
+            (nn.functional.mse_loss(model(px), py) / 4).backward()
+        optimizer.step()
+        steps.append(session.last)
+    session.close()
+    assert parts == [2] * 24
+    assert [(step.weight, step.share) for step in steps if step is not None] == [(8.0, 1.0)] * 6
+    assert sorted(used_samples(server.folder)[0]) == list(range(48))
+
+
+def test_rows_that_are_no_whole_samples_are_refused_by_number(serve: Any) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with paceline.init(model, optimizer, server=serve(1).address, epochs=1) as session:
+        _, x, y = next(iter(session.loader(data(), batch_size=8)))
+        with pytest.raises(paceline.PacelineError, match="3 rows from 8 samples .* 2 micro-batches"):
+            next(session.micro_batches((x[:3], y[:3]), 2))
+
+
+def test_micro_batches_of_a_part_of_the_lease_are_refused(serve: Any) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with paceline.init(model, optimizer, server=serve(1).address, epochs=1, accumulate=2) as session:
+        _, x, y = next(iter(session.loader(data(), batch_size=8)))
+        with pytest.raises(paceline.PacelineError, match="accumulate=2"):
+            next(session.micro_batches((x, y), 2))

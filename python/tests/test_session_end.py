@@ -163,6 +163,48 @@ def test_ctrl_c_ends_a_worker_whose_server_has_stalled(
     begun = time.monotonic()
     with caplog.at_level(logging.WARNING, "paceline"):
         session.close()
-    assert "the server did not answer within 10 s" in caplog.text
+    assert "the server did not answer in time" in caplog.text
     assert time.monotonic() - begun < 20
     os.kill(server.process.pid, signal.SIGCONT)
+
+
+def test_a_loop_without_torch_ends_by_itself_at_a_limit(serve: Any) -> None:
+    server = serve(2, policy="full", time_limit="3s")
+
+    def worker(number: int) -> Any:
+        params = {"w": np.zeros(4, np.float32)}
+        session = paceline.init_arrays(
+            params, samples=LONG, batch_size=8, server=server.address, policy="full"
+        )
+        for _ in session.batches():
+            if number == 1 and session.last is not None:
+                # The other worker waits for its round when the time is up.
+                while session._worker.ended() is None:
+                    session._worker.wait_for_message(0.1)
+            session.step({"w": np.ones(4, np.float32)})
+        session.close()
+        return session.last
+
+    for step in together(2, worker):
+        assert not step.used and "time limit reached" in step.reason
+
+
+def test_a_state_that_does_not_leave_and_the_farewell_share_a_deadline(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.session.PARTING", 0.2)
+    session, _, _ = session_of(serve(1), epochs=1)
+    session.loader(data(), batch_size=4)
+    upload = threading.Thread(target=threading.Event().wait, daemon=True)
+    upload.start()
+    session._connected_replication()._uploads = [upload]
+    native, left = session._connected(), []
+
+    class Spy:
+        def leave(self, seconds: float) -> None:
+            left.append(seconds)
+            native.leave(10.0)
+
+    session._worker = Spy()  # type: ignore[assignment]
+    session.close()
+    assert left == [0.0]

@@ -14,7 +14,7 @@ from workers import Server, data, mlp, together
 
 def session_of(server: Server, model: nn.Module, optimizer: Any, **settings: Any) -> paceline.Session:
     return paceline.init(
-        model, optimizer, server=server.address, policy="full", epochs=1, **settings
+        model, optimizer, **{"server": server.address, "policy": "full", "epochs": 1, **settings}
     )
 
 
@@ -230,3 +230,77 @@ def test_micro_batches_of_a_stream_without_a_batch_size_are_refused(serve: Any) 
     _, x, y = data().tensors
     with session, pytest.raises(paceline.PacelineError, match=r"paceline\.init\(batch_size=\)"):
         next(session.micro_batches((x, y), 4))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"clip": "norm:1"}, "the setting clip is not supported .* call torch.nn.utils.clip_grad_norm_"),
+        ({"pull": "auto"}, "the setting pull is not supported"),
+        ({"straggler": "finish", "late": "fold"}, "the setting straggler finish is not supported"),
+        ({"policy": "async"}, "the setting policy async is not supported"),
+    ],
+)
+def test_mode_mean_refuses_settings_that_would_change_the_mean(
+    serve: Any, settings: dict[str, str], named: str
+) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = paceline.init(model, optimizer, server=serve(1).address, epochs=1, **settings)
+    with session, pytest.raises(paceline.PacelineError, match=named):
+        session.loader(data(), batch_size=4)
+
+
+@pytest.mark.parametrize("way", ["micro_batches", "no_sync"])
+def test_a_step_before_the_last_backward_is_refused(serve: Any, way: str) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model[0].weight.clone()
+    with session_of(serve(1), model, optimizer) as session:
+        _, x, y = next(iter(session.loader(data(), batch_size=4)))
+        if way == "no_sync":
+            with session.no_sync():
+                nn.functional.mse_loss(model(x), y).backward()
+        else:
+            parts = session.micro_batches((x, y), 2)
+            x, y = next(parts)
+            nn.functional.mse_loss(model(x), y).backward()
+        with pytest.raises(paceline.PacelineError, match=r"step\(\) came before the last backward"):
+            optimizer.step()
+    assert torch.equal(before, model[0].weight)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["loader", "stream"])
+@pytest.mark.parametrize("again", ["micro_batches", "backward"])
+def test_micro_batches_that_are_left_early_are_told(serve: Any, stream: bool, again: str) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = session_of(serve(1), model, optimizer, **{"epochs": None, "batch_size": 4} if stream else {})
+    _, *batch = data().tensors
+    loader = [[each[:4] for each in batch]] * 2 if stream else session.loader(data(), batch_size=4)
+    with session, pytest.raises(paceline.PacelineError, match="was left early"):
+        for at, (*_, x, y) in enumerate(loader):
+            if at == 1 and again == "backward":
+                nn.functional.mse_loss(model(x), y).backward()
+            for px, py in session.micro_batches((x, y), 2):
+                nn.functional.mse_loss(model(px), py).backward()
+                break
+
+
+def test_several_scalers_are_refused() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scalers: Any = [torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu")]
+    with pytest.raises(TypeError, match="one GradScaler, not list"):
+        paceline.init(model, optimizer, scaler=scalers)
+
+
+@pytest.mark.parametrize(
+    ("rule", "named"),
+    [("cubic", "one of linear, sqrt, adascale, not 'cubic'"), ("adascale", 'needs mode="server"')],
+)
+def test_a_rule_for_the_learning_rate_is_checked_at_once(rule: str, named: str) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=named):
+        paceline.init(model, optimizer, lr_scaling=rule)

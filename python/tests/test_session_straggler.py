@@ -5,6 +5,7 @@ Hashes are off, so nothing repairs a replica that went wrong.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from workers import assert_identical, data, mlp, together, values
+from workers import PATIENCE, assert_identical, data, mlp, together, values
 
 EPOCHS = 4
 PACE = 0.004
@@ -143,3 +144,43 @@ def test_rates_of_a_slow_worker_follow_the_run_in_mode_server(serve: Any) -> Non
     expected = {number: rate for rates in fast for number, rate in rates.items()}
     assert len(slow) < len(expected)
     assert slow == {number: expected[number] for number in slow}
+
+
+@pytest.mark.parametrize("skips", [True, False], ids=["skipped", "stepped"])
+def test_the_last_step_of_a_worker_that_leaves_is_replayed_as_it_was(serve: Any, skips: bool) -> None:
+    server = serve(2, policy="static:1")
+    first_stepped, left = threading.Event(), threading.Event()
+
+    def worker(number: int) -> Any:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session = paceline.init(
+            model, optimizer, server=server.address, policy="static:1", epochs=1, hash_every=0
+        )
+        loader = session.loader(data(400), batch_size=4)
+        assert number == 1 or first_stepped.wait(PATIENCE)
+        for at, (_, x, y) in enumerate(loader):
+            if number == 1 and at == 1:
+                break
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            if number == 1:
+                optimizer.step()
+                # The other worker needs the record of this step. This one then replays all three of the other's.
+                session._boundary()
+                first_stepped.set()
+                assert left.wait(PATIENCE)
+            elif at < 2:
+                optimizer.step()
+            else:
+                optimizer.param_groups[0]["lr"] = 0.7
+                session.skip_step() if skips else optimizer.step()
+                break
+        found = session.round, values(model)
+        session.close()
+        left.set()
+        return found
+
+    (at, found), (reached, other) = together(2, worker)
+    assert reached == at
+    assert_identical([found, other])

@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +85,10 @@ class Store:
     def set(self, key: str, value: str) -> None:
         self.values[key] = value
 
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
     def get(self, key: str) -> bytes:
-        wait_until(lambda: key in self.values)
         return self.values[key].encode()
 
 
@@ -118,3 +124,31 @@ def test_other_ranks_wait_until_the_model_of_rank_0_defines_the_run(
 
     first, second = together(2, worker)
     assert not first.any() and torch.equal(first, second)
+
+
+def test_a_rank_waits_for_rank_0_beyond_the_stores_own_limit(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributed = pytest.importorskip("torch.distributed")
+    from paceline import launch
+
+    store = distributed.TCPStore(
+        "localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=0.5)
+    )
+    threading.Timer(1.5, lambda: store.set("key", "told")).start()
+    monkeypatch.setattr(launch, "_QUIET", 0.0)
+    with caplog.at_level(logging.WARNING, "paceline"):
+        assert launch._heard(store, "key") == "told"
+    assert caplog.text.count("waiting for rank 0") == 1
+
+
+def test_ctrl_c_ends_the_wait_for_rank_0() -> None:
+    distributed = pytest.importorskip("torch.distributed")
+    from paceline import launch
+
+    store = distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    # As Ctrl-C does.
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    with pytest.raises(KeyboardInterrupt):
+        launch._heard(store, "key")

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{OptimizerSpec, Spares, Update};
+use crate::{Half, OptimizerSpec, Spares, Update, widen};
 
 /// Elements updated at a time. A buffer that is being replaced is copied over in steps of this
 /// size just before the kernel runs over them, so the copy stays in the cache (at most four
@@ -89,6 +89,15 @@ impl Block {
         for (slot, next) in self.slots.iter_mut().zip(slots) {
             *slot = next.publish(spares);
         }
+    }
+
+    /// Replaces the values by those of 16-bit floats.
+    ///
+    /// # Panics
+    /// If the bits differ in length.
+    pub fn widen(&mut self, half: Half, bits: &[u16]) {
+        let values: &mut Vec<f32> = Arc::make_mut(&mut self.values);
+        widen(half, bits, values);
     }
 }
 

@@ -7,8 +7,8 @@ use thiserror::Error;
 
 use crate::text::serde_as_text;
 
-/// The type of gradients and parameters on the wire. Sums and parameters stay `f32` in memory. As
-/// text: `f32`, `bf16`, `f16`.
+/// The type of gradients and parameters on the wire. Sums and parameters stay `f32` in memory; a mean that
+/// workers step by is rounded for all of them. As text: `f32`, `bf16`, `f16`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WireType {
     /// Not rounded.

@@ -11,6 +11,11 @@ use pyo3::pymodule;
 /// The native part of the package `paceline`.
 #[pymodule]
 mod _native {
+    /// The version of the package.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "the name that Python has for it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+
     #[pymodule_export]
     use crate::{
         analysis::{analyze, simulate},

@@ -34,9 +34,6 @@ use crate::interrupt::{interruptible, interruptible_for, while_no_signal};
 /// An epoch, and ranges of positions in its order.
 type PortionOf = (u32, Vec<(u32, u32)>);
 
-/// How long a worker that leaves waits for the server.
-const PARTING: Duration = Duration::from_secs(10);
-
 /// A worker of a run. A thread of its own talks to the run; the methods hand over gradients and versions.
 #[pyclass(module = "paceline._native", frozen)]
 pub(crate) struct Worker {
@@ -339,15 +336,12 @@ impl Worker {
         self.embedded.has_failed()
     }
 
-    /// Leaves the run. A server that does not read is not waited for longer than [`PARTING`].
-    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+    /// Leaves the run. Waits for a server that does not answer for this long.
+    fn leave(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let embedded = Arc::clone(&self.embedded);
-        match interruptible_for(py, Some(PARTING), move || embedded.leave())? {
+        match interruptible_for(py, Some(patience(seconds)?), move || embedded.leave())? {
             Some(left) => left.map(drop).map_err(failed),
-            None => Err(ConnectionLost::new_err(format!(
-                "the server did not answer within {} s",
-                PARTING.as_secs()
-            ))),
+            None => Err(ConnectionLost::new_err("the server did not answer in time")),
         }
     }
 }

@@ -11,8 +11,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use paceline_core::{Enough, Straggler};
 use paceline_nn::{ModelError, ModelSpec};
-use paceline_params::{OptimizerGroups, OptimizerSpec, checkpoint};
+use paceline_params::{LrScaling, OptimizerGroups, OptimizerSpec, checkpoint};
+use paceline_policy::PolicySpec;
 use paceline_report::Usage;
 use paceline_server::{ResumedOffer, ServerConfig};
 use paceline_wire::offer::{Offer, OfferedUpdate};
@@ -23,6 +25,7 @@ use crate::{
     model,
     run_dir::RunDir,
     session::{Others, check_descriptors, check_unfinished, server_config},
+    settings::UpdateSettings,
 };
 
 /// Where a run's model comes from.
@@ -200,8 +203,39 @@ impl OfferedRun {
                 own[name]
             );
         }
+        if offer.update == OfferedUpdate::Mean {
+            check_mean(&config)?;
+        }
         Ok(config)
     }
+}
+
+/// Refuses settings that have no effect on a mean, or would change it: workers step their own optimizers, with
+/// one mean of all parameters per round.
+fn check_mean(config: &RunConfig) -> Result<()> {
+    let RunConfig { round, weak, update, .. } = config;
+    let default = UpdateSettings::default();
+    let optimizer = "set it in your optimizer";
+    let scheduler = "use a scheduler of torch.optim.lr_scheduler";
+    let clipping = "call torch.nn.utils.clip_grad_norm_ before optimizer.step()";
+    let scaling = "give lr_scaling= to paceline.init";
+    let whole = "every worker needs the whole mean";
+    let newest = "every worker computes from the newest version";
+    let policy = format!("policy {}", round.policy);
+    let refused = [
+        (update.lr != default.lr, "lr", optimizer),
+        (update.schedule != default.schedule, "schedule", scheduler),
+        (update.clip != default.clip, "clip", clipping),
+        (config.lr_scaling() != LrScaling::None, "lr-scaling", scaling),
+        (weak.pull != Enough::All, "pull", whole),
+        (weak.push != Enough::All, "push", whole),
+        (matches!(round.policy, PolicySpec::Stale(_)), &policy, newest),
+        (config.straggler() == Straggler::Finish, "straggler finish", newest),
+    ];
+    for (is_set, setting, instead) in refused {
+        ensure!(!is_set, "the setting {setting} is not supported in mode \"mean\": {instead}");
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -263,5 +297,29 @@ mod tests {
         refused("--batch 16", &[], batch);
         let optimizer = "optimizer is mean in the offer and sgd in the server's settings";
         refused("--optimizer sgd", &[], optimizer);
+    }
+
+    #[test]
+    fn settings_that_would_change_a_mean_are_refused_and_shards_take_them() {
+        let cases = [
+            ("lr", "0.5", "lr is not supported in mode \"mean\": set it in your optimizer"),
+            ("schedule", "cosine:10", "use a scheduler of torch.optim.lr_scheduler"),
+            ("clip", "norm:1", "call torch.nn.utils.clip_grad_norm_ before optimizer.step()"),
+            ("lr-scaling", "linear", "give lr_scaling= to paceline.init"),
+            ("pull", "auto", "the setting pull is not supported in mode \"mean\""),
+            ("push", "0.5", "the setting push is not supported in mode \"mean\""),
+            ("policy", "async", "the setting policy async is not supported"),
+            ("policy", "stale:3", "the setting policy stale:3 is not supported"),
+            ("straggler", "finish", "the setting straggler finish is not supported"),
+        ];
+        for (name, value, why) in cases {
+            refused("", &[(name, value)], why);
+            refused(&format!("--{name} {value}"), &[], why);
+            let update = OfferedUpdate::Server(OptimizerSpec::SGD.into());
+            let offer = Offer { update, ..offer(&[(name, value)]) };
+            assert!(run("").settings(&offer).is_ok(), "{name}");
+        }
+        refused("", &[("straggler", "finish"), ("late", "fold")], "straggler finish is not");
+        refused("", &[("late", "fold")], "late fold needs --straggler finish");
     }
 }

@@ -8,7 +8,9 @@ use std::{
 };
 
 use paceline_core::{BlockClose, ContributionId, Version, WorkerId};
-use paceline_params::{Block, ParamHash, Spares, Update, WireType, narrow, norm_squared};
+use paceline_params::{
+    Block, OptimizerSpec, ParamHash, Spares, Update, WireType, narrow, norm_squared,
+};
 use paceline_wire::message::{Apply, ShardSpec};
 use thiserror::Error;
 
@@ -345,12 +347,23 @@ impl ShardState {
             let update = Update { step: apply.step, lr, scale };
             let optimizer = self.spec.optimizer.of(group);
             self.blocks[block].apply(optimizer, update, &sum, &self.spares);
+            self.spent.push(sum);
             // While the block is in the cache.
+            self.narrow(block);
+            self.round_mean(block, group);
             if let Some(mirror) = &mut self.mirror {
                 mirror.write(block, self.blocks[block].values());
             }
-            self.spent.push(sum);
-            self.narrow(block);
+        }
+    }
+
+    /// Rounds a mean to the values that are sent. Workers step by it, so that all must get the same values, in
+    /// shared memory or not.
+    fn round_mean(&mut self, block: usize, group: u32) {
+        if let (OptimizerSpec::Mean, WireType::Half(half)) =
+            (self.spec.optimizer.of(group), self.spec.wire)
+        {
+            self.blocks[block].widen(half, &self.halves[block]);
         }
     }
 

@@ -1,0 +1,121 @@
+"""Makes a session of the user's model and optimizer, after a look at what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from .errors import PacelineError
+from .launch import Run
+from .session import Session
+
+_LR_SCALINGS = ("linear", "sqrt", "adascale")
+"""The rules of ``lr_scaling``."""
+
+
+def init(
+    model: nn.Module | Iterable[nn.Module] | Mapping[str, nn.Module],
+    optimizer: Optimizer | Iterable[Optimizer],
+    scheduler: Any | Iterable[Any] | None = None,
+    scaler: Any | None = None,
+    *,
+    mode: str = "mean",
+    policy: str | None = None,
+    straggler: str | None = None,
+    lr_scaling: str | None = None,
+    batch_size: int | None = None,
+    accumulate: int = 1,
+    epochs: int | None = None,
+    seed: int = 0,
+    hash_every: int = 50,
+    server: str | None = None,
+    **settings: object,
+) -> Session:
+    """Prepares a model and its optimizer for training together with other workers.
+
+    Args:
+        model: The model, or several: a list or a dict of models that train together.
+        optimizer: Its optimizer, or several.
+        scheduler: The learning-rate schedulers. A worker that missed rounds catches up with them.
+        scaler: The ``GradScaler``, if there is one. A session has one at most.
+        mode: ``"mean"``: ``.grad`` becomes the mean over the workers that made the cut, and every
+            worker steps its own optimizer. ``"server"``: the optimizer runs on the shards, and
+            workers hold no optimizer state.
+        policy: When a round stops waiting, such as ``"auto"`` (the default) or ``"full"``.
+        straggler: What a straggler does at the cut: ``"salvage"`` (the default) or ``"abort"``.
+        lr_scaling: How the learning rate follows the samples behind an update: ``"linear"`` or
+            ``"sqrt"``, or ``"adascale"`` in mode ``"server"``. By default it is yours alone.
+        batch_size: Samples behind each ``backward()`` of a loop over its own data.
+        accumulate: Batches of the loader per contribution, for gradient accumulation.
+        epochs: Epochs after which the run is over.
+        seed: Seed of the order of samples.
+        hash_every: Rounds between two comparisons of the replicas; 0 for none.
+        server: Address of the server; by default ``PACELINE_SERVER``, or a server of its own.
+        settings: Further settings of the run, by their names in a config file (``quorum=2``).
+
+    Returns:
+        The session.
+    """
+    if mode not in ("mean", "server"):
+        raise ValueError(f'mode must be "mean" or "server", not {mode!r}')
+    if accumulate < 1:
+        raise ValueError(f"accumulate must be at least 1, not {accumulate}")
+    if lr_scaling not in (None, "none", *_LR_SCALINGS):
+        raise ValueError(f"lr_scaling must be one of {', '.join(_LR_SCALINGS)}, not {lr_scaling!r}")
+    if lr_scaling == "adascale" and mode == "mean":
+        raise ValueError('lr_scaling="adascale" needs mode="server", where the shards measure norms')
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+        raise TypeError(
+            f"scaler must be one GradScaler, not {type(scaler).__name__}: the losses of a session share one "
+            "scale"
+        )
+    models = _models(model)
+    named: dict[str, object] = {"policy": policy, "straggler": straggler, **settings}
+    texts = {k.replace("_", "-"): str(v) for k, v in named.items() if v is not None}
+    if mode == "server" and lr_scaling is not None:
+        texts["lr-scaling"] = lr_scaling
+    return Session(
+        models,
+        _listed(optimizer, Optimizer),
+        _listed(scheduler, None),
+        scaler,
+        mode=mode,
+        batch_size=batch_size,
+        accumulate=accumulate,
+        seed=seed,
+        epochs=epochs,
+        hash_every=hash_every,
+        lr_scaling=lr_scaling if mode == "mean" else None,
+        run=Run.at(server) if server else None,
+        settings=texts,
+    )
+
+
+def _models(model: Any) -> dict[str, nn.Module]:
+    if isinstance(model, nn.Module):
+        models = {"": model}
+    elif isinstance(model, Mapping):
+        models = dict(model)
+    else:
+        models = {str(place): each for place, each in enumerate(model)}
+    for each in models.values():
+        if isinstance(each, nn.parallel.DistributedDataParallel):
+            raise PacelineError(
+                "the model is wrapped in DistributedDataParallel, which waits for all ranks in every "
+                "backward pass. Give paceline.init the model itself: Paceline exchanges the gradients"
+            )
+    return models
+
+
+def _listed(value: Any, kind: type | None) -> list[Any]:
+    if value is None:
+        return []
+    if isinstance(value, list | tuple):
+        return list(value)
+    if kind is None or isinstance(value, kind):
+        return [value]
+    raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
