@@ -30,6 +30,7 @@ def train(
     change: Callable[[nn.Module], None] = lambda _: None,
     make: Callable[[], nn.Module] = mlp,
     scaler: Any = None,
+    metrics: Callable[[nn.Module], list[float]] = lambda _: [],
     **settings: Any,
 ) -> Any:
     """Trains as one of several workers, of which the first is slow; returns parameters, rates and counts."""
@@ -59,7 +60,7 @@ def train(
             assert session.last is not None
             missed += session.last.missed
         if by_epoch:
-            scheduler.step()
+            scheduler.step(*metrics(model))
     session.close()
     return values(model), rates, missed
 
@@ -86,6 +87,28 @@ def test_schedulers_follow_the_run(serve: Any, name: str, by_epoch: bool) -> Non
     schedule = SCHEDULES[name]
     outcomes = together(3, lambda n: train(server, n, schedule=schedule, by_epoch=by_epoch))
     assert_follows(outcomes)
+
+
+def test_a_plateau_scheduler_that_every_worker_feeds_follows_the_run(serve: Any) -> None:
+    server = serve(3, policy="static:2")
+
+    def schedule(optimizer: Any) -> Any:
+        return lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
+
+    @torch.no_grad()
+    def evaluate(model: nn.Module) -> list[float]:
+        _, x, y = data().tensors
+        return [float(nn.functional.mse_loss(model(x), y))]
+
+    def worker(number: int) -> Any:
+        return train(server, number, schedule=schedule, by_epoch=True, metrics=evaluate)
+
+    outcomes = together(3, worker)
+    assert_follows(outcomes)
+    by_round = [dict(rates) for _, rates, _ in outcomes]
+    assert len(set(by_round[1].values())) > 1, "the rate was never reduced"
+    for slow in by_round:
+        assert slow == {at: by_round[1].get(at, rate) for at, rate in slow.items()}
 
 
 def constant(optimizer: Any) -> Any:
@@ -125,7 +148,7 @@ def test_a_gradient_of_zero_may_be_changed(serve: Any) -> None:
     session.close()
 
 
-def test_half_precision_and_a_scaler(serve: Any) -> None:
+def test_a_loss_scale_follows_the_run(serve: Any) -> None:
     server = serve(3, policy="static:2")
 
     def worker(number: int) -> Any:
