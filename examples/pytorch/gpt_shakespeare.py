@@ -29,6 +29,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     session = paceline.init(model, optimizer, epochs=args.epochs)
     loader = session.loader(dataset, batch_size=16)
+    rank = session.number
 
     for epoch in range(args.epochs):
         for step, (x, y) in enumerate(loader):
@@ -36,9 +37,9 @@ def main() -> None:
             loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
             loss.backward()
             optimizer.step()
-            if step % 20 == 0 and session.number == 0:
+            if step % 20 == 0 and rank == 0:
                 print(f"epoch {epoch}, step {step}: loss {loss.item():.3f}")
-    if session.number == 0:
+    if rank == 0:
         print(f"test loss {evaluate(model, test):.3f}\n{sample(model, alphabet)}")
 
 

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
 from data import Characters, characters
 from networks import GPT
@@ -27,11 +28,11 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     dataset, test, alphabet = characters(args.data, args.length)
-    gpt = GPT(len(alphabet), args.length, args.size)
-    model = DistributedDataParallel(gpt)
+    model = DistributedDataParallel(GPT(len(alphabet), args.length, args.size))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=16, sampler=sampler)
+    rank = dist.get_rank()
 
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
@@ -40,11 +41,12 @@ def main() -> None:
             loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
             loss.backward()
             optimizer.step()
-            if step % 20 == 0 and dist.get_rank() == 0:
+            if step % 20 == 0 and rank == 0:
                 print(f"epoch {epoch}, step {step}: loss {loss.item():.3f}")
-    if dist.get_rank() == 0:
-        print(f"test loss {evaluate(gpt, test):.3f}\n{sample(gpt, alphabet)}")
     dist.destroy_process_group()
+    model = model.module
+    if rank == 0:
+        print(f"test loss {evaluate(model, test):.3f}\n{sample(model, alphabet)}")
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ for index, x, y in session.loader(data(), batch_size=4):
 outcome = {
     "worker": session.number,
     "server": session._run.address if session._run is not None else None,
+    "token": session._run is not None and session._run.token is not None,
     "seen": seen,
     "parameters": [param.tolist() for param in model.parameters()],
 }

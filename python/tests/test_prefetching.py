@@ -43,8 +43,11 @@ class Script:
 class Where(torch.utils.data.Dataset[Any]):
     """Samples that say which process loaded them: -1 for the one that trains."""
 
+    def __init__(self, samples: int = 100) -> None:
+        self._samples = samples
+
     def __len__(self) -> int:
-        return 100
+        return self._samples
 
     def __getitem__(self, at: int) -> tuple[int, int]:
         worker = torch.utils.data.get_worker_info()

@@ -166,9 +166,7 @@ def test_a_fused_optimizer_unscales_by_itself_and_its_steps_are_replayed(serve: 
         return [torch.optim.Adam(model.parameters(), lr=0.05, fused=True)]
 
     def slow(loop: Any) -> Any:
-        replayed = []
-        original = loop.session._replica.replay
-        loop.session._replica.replay = lambda record: replayed.append(original(record)) or replayed[-1]
+        replayed = loop.watch_replays()
         for at, (x, y) in enumerate(loop.batches(False)):
             if at in (2, 4):
                 loop.fall_behind(4)

@@ -93,6 +93,18 @@ class Loop:
     def note(self) -> None:
         self.states[self.session.round] = values(self.model)
 
+    def watch_replays(self) -> list[bool]:
+        """Replays from now on, and whether each made what its record says."""
+        replica, outcomes = self.session._replica, []
+        replay = replica.replay
+
+        def watched(record: Any) -> bool:
+            outcomes.append(replay(record))
+            return outcomes[-1]
+
+        replica.replay = watched  # type: ignore[method-assign]
+        return outcomes
+
 
 def run(
     address: str,
@@ -400,3 +412,58 @@ def test_a_step_that_is_skipped_is_skipped_by_a_worker_that_missed_it(serve: Any
 
     server = serve(2, policy="static:1")
     assert run(server.address, slow, step=step) > 0
+
+
+def test_a_replay_that_makes_other_values_than_its_record_is_followed_by_the_runs_state(
+    serve: Any,
+) -> None:
+    """The parameters of the slow worker are changed between two of its steps."""
+
+    def slow(loop: Loop) -> list[bool]:
+        (optimizer,) = loop.optimizers
+        replays = loop.watch_replays()
+        for at, (x, y) in enumerate(loop.batches(stream=False)):
+            if at == STEPS:
+                break
+            if at == 2:
+                with torch.no_grad():
+                    for param in loop.model.parameters():
+                        param += 1.0
+            optimizer.zero_grad()
+            loop.fall_behind(rounds=3)
+            loop.loss(x, y).backward()
+            optimizer.step()
+            loop.note()
+        return replays
+
+    replays = run(serve(2, policy="static:1").address, slow)
+    # One replay finds the change, and the state that is then taken leaves nothing of it.
+    assert replays.count(False) == 1, replays
+    assert replays[-1]
+
+
+def test_optimizers_that_take_turns_by_round_follow_the_run(serve: Any) -> None:
+    """A worker that missed rounds finds the mean of a later one in ``.grad``."""
+
+    def step(loop: Loop, optimizer: torch.optim.Optimizer) -> None:
+        if optimizer is loop.optimizers[loop.session.round % 2]:
+            optimizer.step()
+
+    def slow(loop: Loop) -> int:
+        other_turn = 0
+        for at, (x, y) in enumerate(loop.batches(stream=False)):
+            if at == STEPS:
+                break
+            for optimizer in loop.optimizers:
+                optimizer.zero_grad()
+            before = loop.session.round
+            loop.fall_behind(rounds=1 + at % 3)
+            loop.loss(x, y).backward()
+            other_turn += (loop.session.round - before) % 2 == 0
+            for optimizer in loop.optimizers:
+                step(loop, optimizer)
+            loop.note()
+        return other_turn
+
+    server = serve(2, policy="static:1")
+    assert run(server.address, slow, make=two, step=step) > 0

@@ -11,15 +11,16 @@ import paceline
 import pytest
 import torch
 from ledger import used_samples
+from test_prefetching import Where
 from torch import nn
 from workers import (
+    Fitted,
     Server,
     alone,
     assert_close,
     assert_identical,
     by_round,
     data,
-    fit,
     mlp,
     together,
     values,
@@ -63,20 +64,33 @@ def test_batches_prefetched_by_worker_processes_carry_the_samples_that_were_give
 ) -> None:
     server = serve(2, policy="full")
 
+    _, x, y = data().tensors
+
     def worker(_: int) -> Any:
         model = mlp()
-        return fit(
-            server,
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            epochs=2,
-            policy="full",
-            num_workers=2,
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session = paceline.init(
+            model, optimizer, server=server.address, policy="full", epochs=2
         )
+        loader = session.loader(Where(48), batch_size=4, num_workers=2)
+        rounds, prefetched = [], []
+        for _ in session.epochs(2):
+            for index, process in loader:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x[index]), y[index]).backward()
+                optimizer.step()
+                assert session.last is not None
+                rounds.append((session.last, index.tolist()))
+                prefetched.append(bool((process >= 0).all()))
+        session.close()
+        return Fitted(session, values(model), rounds), prefetched
 
-    fitted = together(2, worker)
+    outcomes = together(2, worker)
+    fitted = [each for each, _ in outcomes]
     rounds = by_round(fitted)
     assert sorted(sum(rounds, [])) == sorted(list(range(48)) * 2)
+    for _, prefetched in outcomes:
+        assert sum(prefetched) > len(prefetched) / 2, prefetched
     model = mlp()
     assert_close(
         fitted[0].values, alone(model, torch.optim.SGD(model.parameters(), lr=0.1), rounds)

@@ -71,6 +71,29 @@ def test_a_run_that_loses_its_quorum_between_two_epochs_raises(
     together(2, first)
 
 
+def test_a_flag_of_one_worker_ends_the_run_for_all(serve: Any) -> None:
+    """Early stopping: one worker decides, and the others see it."""
+    server, stop = serve(3), threading.Event()
+
+    def worker(number: int) -> int:
+        session, model, optimizer = session_of(server, epochs=1000)
+        loader = session.loader(data(), batch_size=4)
+        for epoch in session.epochs(1000):
+            for _, x, y in loader:
+                if stop.is_set():
+                    break
+                train_step(model, optimizer, x, y)
+            if session.number == 0 and epoch == 2:
+                stop.set()
+            if stop.is_set():
+                session.close()
+                break
+        return epoch
+
+    assert max(together(3, worker)) < 100
+    assert server.process.wait(timeout=60) == 0
+
+
 def test_a_server_that_dies_ends_loops_without_torch_with_an_error(serve: Any) -> None:
     server = serve(1)
     params = {"w": np.zeros(4, np.float32)}

@@ -147,7 +147,9 @@ def test_mode_server_refuses_other_optimizers_and_options_by_name(
         session.loader(data(), batch_size=4)
 
 
-def test_a_model_whose_initial_values_differ_takes_those_of_the_run(serve: Any) -> None:
+def test_initial_values_that_differ_are_named_and_are_those_of_the_run(
+    serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     server = serve(2, policy="full")
 
     def worker(number: int) -> Any:
@@ -163,6 +165,8 @@ def test_a_model_whose_initial_values_differ_takes_those_of_the_run(serve: Any) 
 
     first, second = together(2, worker)
     assert torch.equal(first, second)
+    (told,) = [text for text in caplog.messages if "starts with other values" in text]
+    assert "in `0.weight`: it takes the run's" in told
 
 
 def test_a_second_backward_for_one_micro_batch_is_refused(serve: Any) -> None:

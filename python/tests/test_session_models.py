@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import paceline
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from workers import (
     Server,
     alone,
@@ -304,6 +306,90 @@ def test_accumulation_of_fewer_samples_than_batches_repeats_some_and_keeps_their
         nn.functional.mse_loss(model(x[samples]), y[samples]).backward()
         optimizer.step()
     assert_close(found, values(model))
+
+
+@pytest.mark.parametrize("mode", ["mean", "server"])
+def test_several_models_with_a_backward_pass_each_make_one_contribution(
+    serve: Any, mode: str
+) -> None:
+    """A generator, and a critic whose loss has a backward pass of its own, as in a GAN."""
+    server = serve(2, policy="full")
+    _, x, y = data().tensors
+
+    def make() -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
+        models = [mlp(), seeded(nn.Linear(1, 1))]
+        return models, [torch.optim.SGD(model.parameters(), lr=0.05) for model in models]
+
+    def losses(models: list[nn.Module], samples: list[int]) -> Iterator[torch.Tensor]:
+        generator, critic = models
+        fake = generator(x[samples])
+        yield (critic(fake.detach()) - critic(y[samples])).square().mean()
+        critic.requires_grad_(False)
+        yield (critic(fake) - 1.0).square().mean()
+        critic.requires_grad_(True)
+
+    def worker(_: int) -> Any:
+        models, optimizers = make()
+        session = paceline.init(
+            models, optimizers, server=server.address, policy="full", epochs=1, mode=mode
+        )
+        rounds = []
+        for index, _x, _y in session.loader(data(), batch_size=4):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            for part, loss in enumerate(losses(models, index.tolist())):
+                with session.no_sync() if part == 0 else nullcontext():
+                    loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            rounds.append(index.tolist())
+        session.close()
+        return rounds, values(nn.ModuleList(models))
+
+    (first, found), (second, other) = together(2, worker)
+    assert_identical([found, other])
+    models, optimizers = make()
+    for samples in zip(first, second, strict=True):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for loss in losses(models, samples[0] + samples[1]):
+            loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_close(found, values(nn.ModuleList(models)), 1e-4)
+
+
+class Checkpointed(nn.Module):
+    """The network of :func:`mlp`, which the backward pass computes again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+        self.passes = 0
+        self.inner[0].register_forward_hook(self._count)
+
+    def _count(self, *_: Any) -> None:
+        self.passes += 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = checkpoint(self.inner, x, use_reentrant=False)
+        return out
+
+
+def test_a_checkpointed_model_trains_as_the_plain_one(serve: Any) -> None:
+    server = serve(2, policy="full")
+
+    def worker(_: int) -> Any:
+        model = Checkpointed()
+        fitted = fit(server, model, torch.optim.SGD(model.parameters(), lr=0.1), policy="full")
+        assert model.passes == 2 * len(fitted.rounds)
+        return fitted
+
+    fitted = together(2, worker)
+    assert_identical([each.values for each in fitted])
+    plain = mlp()
+    expected = alone(plain, torch.optim.SGD(plain.parameters(), lr=0.1), by_round(fitted))
+    assert_close(fitted[0].values, expected)
 
 
 class Backbone(nn.Module):

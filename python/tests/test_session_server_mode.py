@@ -56,6 +56,27 @@ def test_the_shards_step_as_torch_does_with_groups_and_a_scheduler(serve: Any, n
     assert_close(fitted[0].values, alone(model, optimizer, by_round(fitted), scheduler), rtol)
 
 
+def test_gradients_are_clipped_by_the_norm_over_all_groups(serve: Any) -> None:
+    server = serve(2, policy="full")
+
+    def worker(_: int) -> Any:
+        model = mlp()
+        optimizer = torch.optim.SGD(groups(model), lr=0.05, momentum=0.9)
+        return fit(server, model, optimizer, mode="server", policy="full", clip="norm:0.1")
+
+    fitted = together(2, worker)
+    norms: list[Any] = []
+
+    def clip() -> None:
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+
+    model = mlp()
+    optimizer = torch.optim.SGD(groups(model), lr=0.05, momentum=0.9)
+    expected = alone(model, optimizer, by_round(fitted), before_step=clip)
+    assert_close(fitted[0].values, expected, 1e-4)
+    assert max(norms) > 0.2
+
+
 def test_a_compiled_model_among_several_keeps_its_names(serve: Any) -> None:
     server = serve(2, policy="full")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ def train(
     change: Callable[[nn.Module], None] = lambda _: None,
     make: Callable[[], nn.Module] = mlp,
     scaler: Any = None,
+    metrics: Callable[[nn.Module], list[float]] = lambda _: [],
     **settings: Any,
 ) -> Any:
     """Trains as one of several workers, of which the first is slow; returns parameters, rates and counts."""
@@ -60,7 +62,7 @@ def train(
             assert session.last is not None
             missed += session.last.missed
         if by_epoch:
-            scheduler.step()
+            scheduler.step(*metrics(model))
     session.close()
     return values(model), rates, missed
 
@@ -87,6 +89,27 @@ def test_schedulers_follow_the_run(serve: Any, name: str, by_epoch: bool) -> Non
     schedule = SCHEDULES[name]
     outcomes = together(3, lambda n: train(server, n, schedule=schedule, by_epoch=by_epoch))
     assert_follows(outcomes)
+
+
+def lottery(model: nn.Module) -> list[float]:
+    """A metric that has nothing in common for replicas that differ at all."""
+    return [zlib.crc32(b"".join(value.numpy().tobytes() for value in values(model))) / 2**32]
+
+
+def test_a_plateau_scheduler_that_every_worker_feeds_follows_the_run(serve: Any) -> None:
+    server = serve(3, policy="static:2")
+
+    def schedule(optimizer: Any) -> Any:
+        return lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+
+    def worker(number: int) -> Any:
+        return train(server, number, schedule=schedule, by_epoch=True, metrics=lottery)
+
+    outcomes = together(3, worker)
+    assert_follows(outcomes)
+    slow, *fast = (dict(rates) for _, rates, _ in outcomes)
+    expected = {at: rate for rates in fast for at, rate in rates.items()}
+    assert slow == {at: expected.get(at, rate) for at, rate in slow.items()}
 
 
 def constant(optimizer: Any) -> Any:
@@ -126,7 +149,7 @@ def test_a_gradient_of_zero_may_be_changed(serve: Any) -> None:
     session.close()
 
 
-def test_half_precision_and_a_scaler(serve: Any) -> None:
+def test_a_loss_scale_follows_the_run(serve: Any) -> None:
     server = serve(3, policy="static:2")
 
     def worker(number: int) -> Any:

@@ -38,7 +38,12 @@ def start(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = [line.partition("outcome ")[2] for line in done.stdout.splitlines()]
+    return outcomes_of(done.stdout)
+
+
+def outcomes_of(printed: str) -> list[dict[str, Any]]:
+    """What workers that run ``starting_loop.py`` print, by number."""
+    told = [line.partition("outcome ")[2] for line in printed.splitlines()]
     return sorted((json.loads(line) for line in told if line), key=lambda each: each["worker"])
 
 
@@ -74,6 +79,58 @@ def test_the_server_outlives_the_rank_that_started_it(tmp_path: Path) -> None:
     first, second = start(tmp_path, *TORCHRUN, words=("leave",))
     assert len(first["seen"]) == 8
     assert sorted(first["seen"] + second["seen"]) == list(range(48))
+
+
+def test_ranks_of_several_nodes_reach_a_server_that_needs_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Any
+) -> None:
+    """Each rank is alone on its node. A server on 127.0.0.1 alone cannot be reached at 127.0.0.2."""
+    monkeypatch.chdir(tmp_path)
+    place = {"MASTER_ADDR": "127.0.0.2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    first, second = outcomes_of("".join(ranks("starting_loop.py", **place)))
+    assert first["server"].startswith("127.0.0.2:") and second["server"] == first["server"]
+    assert first["token"] and second["token"]
+    assert sorted(first["seen"] + second["seen"]) == list(range(48))
+    assert first["parameters"] == second["parameters"]
+
+
+def test_a_server_with_a_token_refuses_workers_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    import paceline
+    from paceline import launch
+    from workers import data, mlp
+
+    monkeypatch.chdir(tmp_path)
+    address = launch._start_server(1, "127.0.0.1:0", "open sesame")
+
+    def train() -> None:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with paceline.init(model, optimizer, server=address, epochs=1) as session:
+            for _, x, y in session.loader(data(), batch_size=4):
+                torch.nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+
+    with pytest.raises(paceline.PacelineError, match="wrong token"):
+        train()
+    monkeypatch.setenv("PACELINE_TOKEN", "open sesame")
+    train()
+    wait_until(lambda: not answers(address))
+
+
+def test_one_torchrun_per_worker_gives_every_worker_a_number_of_its_own(
+    serve: Any, ranks: Any
+) -> None:
+    """Each worker is rank 0 of a torchrun with one process, whose server is named."""
+    server = serve(2, policy="full")
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    printed = ranks("starting_loop.py", PACELINE_SERVER=server.address, **place)
+    outcomes = outcomes_of("".join(printed))
+    assert [outcome["worker"] for outcome in outcomes] == [0, 1]
+    assert sorted(sum((outcome["seen"] for outcome in outcomes), [])) == list(range(48))
+    assert outcomes[0]["parameters"] == outcomes[1]["parameters"]
 
 
 class Store:
