@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_session_behind import STEPS, Loop, run
 from torch import Tensor, nn
 from workers import Fitted, assert_close, assert_identical, data, fit, mlp, together, values
 
@@ -113,3 +114,30 @@ def test_wire_rounds_what_travels_over_tcp(
     monkeypatch.setenv("PACELINE_TRANSPORT", "tcp")
     fitted = trained(serve(2, policy="full"), mlp, mode, wire=wire)
     assert_close(fitted[0].values, one_process(mlp(), fitted, mode, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_clipped_steps_of_half_precision_parameters_are_replayed(
+    serve: Any, dtype: torch.dtype
+) -> None:
+    def clip(model: nn.Module) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+    def slow(loop: Loop) -> list[bool]:
+        (optimizer,) = loop.optimizers
+        replays = loop.watch_replays()
+        for at, (x, y) in enumerate(loop.batches(stream=False)):
+            if at == STEPS:
+                break
+            optimizer.zero_grad()
+            loop.fall_behind(rounds=3)
+            loop.loss(x, y).backward()
+            clip(loop.model)
+            optimizer.step()
+            loop.note()
+        return replays
+
+    server = serve(2, policy="static:1")
+    replays = run(server.address, slow, model=lambda: Narrow(dtype), change=clip)
+    # What the very first change is compared with is not kept, see FlatVector.factor.
+    assert len(replays) >= STEPS and all(replays[1:]), replays
