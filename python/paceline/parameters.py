@@ -272,10 +272,13 @@ def as_array(tensor: Tensor) -> npt.NDArray[np.float32]:
 
 
 def _neighbours(value: np.float32, dtype: torch.dtype) -> Iterator[np.float32]:
-    """The values around ``value``, and the one that ``dtype`` rounds it to."""
-    yield value
+    """The values around ``value``. The factor of a half-precision gradient is often a half itself: those
+    next to ``value`` come first."""
     if dtype is not torch.float32:
-        yield np.float32(torch.tensor(value, dtype=dtype).item())
+        half = torch.tensor(value, dtype=dtype).view(torch.int16)
+        for step in (0, -1, 1):
+            yield np.float32((half + step).view(dtype).item())
+    yield value
     low = high = value
     for _ in range(3):
         low, high = np.nextafter(low, np.float32(-1)), np.nextafter(high, np.float32(np.inf))
