@@ -201,6 +201,7 @@ def offer(
     frozen_bytes: int,
     frozen_hash: int,
     optimizers: Sequence[str] | None,
+    steppers: Sequence[str],
     samples: int | None,
     batch: int,
     seed: int,

@@ -22,6 +22,14 @@ class RunEnded(PacelineError):
     """
 
 
+def wrapped_in_ddp() -> PacelineError:
+    """The error for a model inside DistributedDataParallel."""
+    return PacelineError(
+        "the model is wrapped in DistributedDataParallel, which waits for all ranks in every "
+        "backward pass. Train the model itself: Paceline exchanges the gradients"
+    )
+
+
 def run_ended(worker: Worker) -> RunEnded:
     """The error for a loop that cannot go on, because the worker's run is over."""
     what = "has failed" if worker.failed() else "is over"

@@ -33,6 +33,7 @@ def join(
     state: Callable[[], bytes],
     frozen_bytes: int = 0,
     frozen_hash: int = 0,
+    steppers: Sequence[str] = (),
 ) -> tuple[_native.Worker, list[int] | None]:
     """Joins a run. Returns the worker, and ``None`` if it keeps its own state.
 
@@ -52,6 +53,7 @@ def join(
             frozen_bytes=frozen_bytes,
             frozen_hash=frozen_hash,
             optimizers=None if optimizers is None else list(optimizers),
+            steppers=list(steppers),
             samples=samples,
             batch=batch,
             seed=seed,
@@ -63,15 +65,18 @@ def join(
         tcp = os.environ.get("PACELINE_TRANSPORT") == "tcp"
         worker = _native.Worker.join(run.address, run.token, run.wish, run.name, tcp)
     except RuntimeError as error:
-        raise PacelineError(
-            f"{error}. Check that the server at {run.address} runs, and that every worker has the same "
-            "model, data and settings"
-        ) from None
+        raise PacelineError(_advised(str(error), run.address)) from None
     if taken is None:
         return worker, None
     names = [f"`{name}`" for name, _, _ in tensors]
     _warn_of_other_values(worker.number, *taken, [*names, "frozen parameters or buffers"])
     return worker, taken[1]
+
+
+def _advised(error: str, address: str) -> str:
+    if "refused: " in error:
+        return error
+    return f"{error}. Check PACELINE_SERVER and server=, and that the run at {address} is not over"
 
 
 def _warn_of_other_values(

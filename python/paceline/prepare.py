@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .errors import PacelineError
+from .errors import PacelineError, wrapped_in_ddp
 from .launch import Run
 from .session import Session
 
@@ -104,10 +104,7 @@ def _models(model: Any) -> dict[str, nn.Module]:
         models = {str(place): each for place, each in enumerate(model)}
     for each in models.values():
         if isinstance(each, nn.parallel.DistributedDataParallel):
-            raise PacelineError(
-                "the model is wrapped in DistributedDataParallel, which waits for all ranks in every "
-                "backward pass. Give paceline.init the model itself: Paceline exchanges the gradients"
-            )
+            raise wrapped_in_ddp()
     return models
 
 

@@ -171,13 +171,17 @@ class Replica:
         }
         return pack(tensors, meta)
 
+    def kinds(self) -> list[str]:
+        """The kinds of the optimizers."""
+        return _kinds(self.optimizers)
+
     def restore(self, blob: bytes | bytearray) -> tuple[int, Json]:
         """Takes over a state; returns its version, and its settings for :meth:`follow`."""
         tensors, meta = unpack(blob)
         if (kinds := _kinds(self.optimizers)) != meta["kinds"]:
             raise PacelineError(
-                f"the run's state is of {' and '.join(meta['kinds'])}, and this worker trains with "
-                f"{' and '.join(kinds)}: give every worker the optimizers that the run began with"
+                f"the worker that sent its state trains with {' and '.join(meta['kinds'])}, and this one with "
+                f"{' and '.join(kinds)}: give all workers the same optimizers"
             )
         with torch.no_grad():
             for name, tensor in self._tensors():

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from . import _native
 from .data import LedgerLoader, Portion, split
-from .errors import PacelineError, RunEnded, run_ended
+from .errors import PacelineError, RunEnded, run_ended, wrapped_in_ddp
 from .forward_hook import ForwardHook
 from .joining import join
 from .launch import Run, find_run
@@ -371,6 +371,7 @@ class Session:
             frozen_bytes=self._replica.frozen_bytes,
             frozen_hash=self._frozen_hash,
             optimizers=None if self._averages else self._described,
+            steppers=self._replica.kinds() if self._averages else [],
             samples=samples,
             batch=batch,
             seed=self.seed,
@@ -610,6 +611,8 @@ class Session:
         # Inside a compiled function this hook would break the graph.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
+        if getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None) is not None:
+            raise wrapped_in_ddp()
         if self._hands_out or self._begun or torch._C._current_graph_task_id() != -1:
             return
         if (self._holds_mean or self._pending is not None) and not self._has_stepped():

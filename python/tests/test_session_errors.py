@@ -114,6 +114,30 @@ def test_a_model_that_is_still_wrapped_for_ddp_is_refused() -> None:
         torch.distributed.destroy_process_group()
 
 
+def test_a_model_that_is_wrapped_for_ddp_after_init_is_refused(serve: Any) -> None:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = mlp()
+        session = session_of(serve(1), model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loader = session.loader(data(), batch_size=4)
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        with pytest.raises(paceline.PacelineError, match="wrapped in DistributedDataParallel"):
+            for _, x, _ in loader:
+                wrapped(x)
+        session.close()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_another_optimizer_is_named(serve: Any) -> None:
+    server, model = serve(2), mlp()
+    with joined(server):
+        other = session_of(server, model, torch.optim.Adam(model.parameters()))
+        with pytest.raises(RuntimeError, match="the optimizer is Adam here and SGD in the run$"):
+            other.loader(data(), batch_size=4)
+
+
 @pytest.mark.parametrize("mode", ["mean", "server"])
 def test_a_parameter_that_is_unfrozen_later_is_named(serve: Any, mode: str) -> None:
     model = mlp()

@@ -223,7 +223,7 @@ def test_a_run_is_not_resumed_by_another_script_or_beyond_its_end(serve: Any) ->
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     session = paceline.init(model, optimizer, server=then.address, epochs=2)
-    other = "the run's state is of Adam, and this worker trains with SGD"
+    other = "the optimizer is SGD here and Adam in the run"
     with pytest.raises(paceline.PacelineError, match=other):
         session.loader(data(SAMPLES), batch_size=BATCH)
     session.close()

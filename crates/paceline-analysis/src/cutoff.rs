@@ -41,55 +41,61 @@ pub(crate) fn cutoffs(
     noise: f64,
 ) -> Vec<CutoffPoint> {
     let n = trace.workers().len();
+    let present = Presence::from_trace(trace);
     let counts = chosen(n, seen.best_static_count);
-    let quantiles = quantiles(trace, &counts);
-    let sums = sums(trace, &counts, noise);
-    let progress = |sums: &WaitSums| sums.progress / (sums.wait + overhead * sums.rounds);
-    let full = sums.last().map_or(f64::NAN, progress);
-    let waits = sums.iter().zip(quantiles);
+    let quantiles = waits(trace, &counts);
+    let progress = |count: usize| {
+        let time = present.contributions(count) / seen.rates[count - 1];
+        present.sum(count, |c| c / (c + noise)) / time
+    };
+    let full = progress(n);
     counts
         .iter()
-        .zip(waits)
-        .map(|(&count, (sums, (wait_p10, wait_p90)))| {
+        .zip(quantiles)
+        .map(|(&count, (wait_p10, wait_p90))| {
             let rate = seen.rates[count - 1];
+            let wait = present.contributions(count) / rate / present.rounds() - overhead;
             CutoffPoint {
                 count,
-                wait: sums.wait / sums.rounds,
+                wait,
                 wait_p10,
                 wait_p90,
                 rate,
                 against_full: rate / seen.full_rate,
-                progress_against_full: progress(sums) / full,
+                progress_against_full: progress(count) / full,
             }
         })
         .collect()
 }
 
-/// Sums over all rounds of waiting for one count.
-#[derive(Debug, Clone, Default)]
-struct WaitSums {
-    wait: f64,
-    progress: f64,
-    rounds: f64,
+/// Numbers of rounds by workers present.
+struct Presence {
+    rounds_with: Vec<f64>,
 }
 
-fn sums(trace: &Trace, counts: &[usize], noise: f64) -> Vec<WaitSums> {
-    let mut sums = vec![WaitSums::default(); counts.len()];
-    let mut row = Vec::new();
-    for round in 0..trace.rounds() {
-        trace.sorted_row(round, &mut row);
-        if row.is_empty() {
-            continue;
+impl Presence {
+    fn from_trace(trace: &Trace) -> Presence {
+        let mut rounds_with = vec![0.0; trace.workers().len() + 1];
+        for round in 0..trace.rounds() {
+            rounds_with[trace.row(round).filter(|cell| cell.bound().is_some()).count()] += 1.0;
         }
-        for (sums, &count) in sums.iter_mut().zip(counts) {
-            let at = row[count.min(row.len()) - 1];
-            let arrived = row.partition_point(|x| *x <= at) as f64;
-            sums.wait += at;
-            sums.progress += arrived / (arrived + noise);
-            sums.rounds += 1.0;
-        }
+        rounds_with[0] = 0.0;
+        Presence { rounds_with }
     }
-    sums
+
+    fn rounds(&self) -> f64 {
+        self.rounds_with.iter().sum()
+    }
+
+    /// The sum over rounds of a function of the contributions when waiting for `count`.
+    fn sum(&self, count: usize, of: impl Fn(f64) -> f64) -> f64 {
+        let terms = self.rounds_with.iter().enumerate().filter(|(_, rounds)| **rounds > 0.0);
+        terms.map(|(there, rounds)| rounds * of(there.min(count) as f64)).sum()
+    }
+
+    fn contributions(&self, count: usize) -> f64 {
+        self.sum(count, |c| c)
+    }
 }
 
 /// All counts of a small cluster; of a large one, evenly spaced ones, the last few, and the best.
@@ -107,7 +113,7 @@ fn chosen(n: usize, best: usize) -> Vec<usize> {
 }
 
 /// The 10 % and 90 % quantiles over rounds of the order statistics `counts`.
-fn quantiles(trace: &Trace, counts: &[usize]) -> Vec<(f64, f64)> {
+fn waits(trace: &Trace, counts: &[usize]) -> Vec<(f64, f64)> {
     let step = trace.rounds().div_ceil(ROUNDS).max(1);
     let mut waits = vec![Vec::new(); counts.len()];
     let mut row = Vec::new();

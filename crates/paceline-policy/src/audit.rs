@@ -29,6 +29,8 @@ const ADVANCE: f64 = 0.5;
 const GUESS: f64 = 0.25;
 /// Weight of the newest audit in the expected cost of the next.
 const NEWEST: f64 = 0.3;
+/// Most counts of arrivals that are weighed in hindsight; of more, every k-th.
+const GRAIN: usize = 256;
 /// The least expected cost.
 const LEAST: f64 = 0.02;
 
@@ -137,11 +139,13 @@ impl Audit {
 /// The moment from `due` on with the most gain less `rate` times the wait, since the opening.
 fn worth_waiting(round: &ClosedRound, gain: &Gain, due: Duration, rate: f64) -> Duration {
     let value = |count, after| gain.value(round.brings(count, after)) - rate * after;
-    let arrivals = (1..=round.arrived()).filter_map(|count| Some((count, round.arrival(count)?)));
-    let (by_then, later): (Vec<_>, Vec<_>) =
-        arrivals.partition(|(_, after)| *after <= due.as_secs_f64());
-    let at_due = (value(by_then.len(), due.as_secs_f64()), due.as_secs_f64());
-    let later = later.into_iter().map(|(count, after)| (value(count, after), after));
+    let due = due.as_secs_f64();
+    let arrival = |count| round.arrival(count).unwrap_or(f64::INFINITY);
+    let by_then = (1..=round.arrived()).take_while(|&count| arrival(count) <= due).count();
+    let at_due = (value(by_then, due), due);
+    let stride = (round.arrived() - by_then).div_ceil(GRAIN).max(1);
+    let later = (by_then + 1..=round.arrived()).rev().step_by(stride);
+    let later = later.map(|count| (value(count, arrival(count)), arrival(count)));
     let best = later.fold(at_due, |best, other| if other.0 > best.0 { other } else { best });
     Time::span(best.1)
 }

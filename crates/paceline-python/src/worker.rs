@@ -377,7 +377,7 @@ type Tensor = (String, Vec<usize>, u32);
 /// places of tensors whose initial values differ; the place after the last tensor stands for what is frozen.
 #[pyfunction]
 #[pyo3(signature = (
-    address, token, *, tensors, hashes, frozen_bytes, frozen_hash, optimizers, samples, batch, seed, micro_batches, settings, state
+    address, token, *, tensors, hashes, frozen_bytes, frozen_hash, optimizers, steppers, samples, batch, seed, micro_batches, settings, state
 ))]
 #[expect(clippy::too_many_arguments, reason = "one keyword argument for each field of an offer")]
 pub(crate) fn offer(
@@ -389,6 +389,7 @@ pub(crate) fn offer(
     frozen_bytes: u64,
     frozen_hash: u64,
     optimizers: Option<Vec<String>>,
+    steppers: Vec<String>,
     samples: Option<u32>,
     batch: u32,
     seed: u64,
@@ -403,6 +404,7 @@ pub(crate) fn offer(
         frozen_bytes,
         frozen_hash,
         update: update(optimizers)?,
+        steppers,
         samples,
         batch,
         seed,

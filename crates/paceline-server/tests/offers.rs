@@ -30,6 +30,7 @@ fn offer() -> Offer {
         hashes: vec![1, 2],
         frozen_bytes: 0,
         frozen_hash: 0,
+        steppers: Vec::new(),
         update: OfferedUpdate::Server(OptimizerSpec::SGD.into()),
         samples: Some(SAMPLES),
         batch: 8,

@@ -29,6 +29,7 @@ fn offer(update: OfferedUpdate) -> Offer {
         hashes: vec![1],
         frozen_bytes: 0,
         frozen_hash: 0,
+        steppers: Vec::new(),
         update,
         samples: Some(SAMPLES),
         batch: 8,

@@ -23,6 +23,9 @@ pub struct Offer {
     pub frozen_hash: u64,
     /// How an update is made.
     pub update: OfferedUpdate,
+    /// In mode mean, the kinds of the optimizers that workers step. Older packages do not say.
+    #[serde(default)]
+    pub steppers: Vec<String>,
     /// Samples in an epoch; `None` for a stream, of which only weights are counted.
     pub samples: Option<u32>,
     /// Usual number of samples per worker and round.
@@ -110,6 +113,13 @@ impl Offer {
                 fact("the number of micro-batches", &|offer| offer.micro_batches.to_string())
             })
             .or_else(|| fact("the seed", &|offer| offer.seed.to_string()))
+            .or_else(|| self.other_steppers(run))
+    }
+
+    fn other_steppers(&self, run: &Offer) -> Option<String> {
+        let is_known = !self.steppers.is_empty() && !run.steppers.is_empty();
+        is_known
+            .then(|| self.other_fact(run, "the optimizer", &|offer| offer.steppers.join(" and ")))?
     }
 
     fn other_fact(&self, run: &Offer, what: &str, of: &dyn Fn(&Offer) -> String) -> Option<String> {
@@ -180,6 +190,7 @@ mod tests {
             frozen_bytes: 0,
             frozen_hash: 5,
             update: OfferedUpdate::Mean,
+            steppers: vec!["SGD".to_owned()],
             samples: Some(100),
             batch: 8,
             seed: 1,
@@ -225,6 +236,11 @@ mod tests {
         check(|o| o.batch = 16, "the batch size is 16 here and 8 in the run");
         check(|o| o.micro_batches = 4, "the number of micro-batches is 4 here and 2 in the run");
         check(|o| o.seed = 3, "the seed is 3 here and 1 in the run");
+        check(
+            |o| o.steppers[0] = "Adam".to_owned(),
+            "the optimizer is Adam here and SGD in the run",
+        );
+        check(|o| o.steppers.clear(), "");
         check(|o| o.settings.clear(), "the setting policy is not set here and `auto` in the run");
     }
 

@@ -251,6 +251,7 @@ mod tests {
             hashes: vec![1],
             frozen_bytes: 0,
             frozen_hash: 0,
+            steppers: Vec::new(),
             update: OfferedUpdate::Mean,
             samples: Some(100),
             batch: 8,

@@ -77,6 +77,7 @@ fn make_offer(config: &WorkerConfig) {
         hashes: vec![7],
         frozen_bytes: 0,
         frozen_hash: 0,
+        steppers: Vec::new(),
         update: OfferedUpdate::Server(OptimizerSpec::SGD.into()),
         samples: Some(SAMPLES),
         batch: 8,
