@@ -93,7 +93,7 @@ impl<'a> FindRow<'a> {
 
 fn text(heading: &str, finds: &[FindRow]) -> String {
     if finds.is_empty() {
-        return format!("{heading}\n\nIt is behind on none of them.\n");
+        return format!("{heading}\n\nNo cluster was found on which it is behind on every draw.\n");
     }
     let mut text =
         format!("{heading}\n\nshare on each draw, and a command that replays the first:\n");
