@@ -52,7 +52,7 @@ enum Command {
     Analyze(AnalyzeArgs),
     /// Replay run-times under policies, with the code that decides live
     #[command(after_help = simulate::EXAMPLES)]
-    Simulate(SimulateArgs),
+    Simulate(Box<SimulateArgs>),
     /// Train under several policies and conditions, and tell who reaches an accuracy first
     #[command(after_help = compare::EXAMPLES)]
     Compare(CompareArgs),

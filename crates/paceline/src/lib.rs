@@ -14,6 +14,7 @@ mod display;
 mod event_log;
 mod flags;
 mod host;
+mod interrupt;
 mod launch;
 mod member;
 mod model;

@@ -2,7 +2,10 @@
 
 mod common;
 
-use common::Place;
+use std::io::{BufRead, BufReader};
+
+use common::{Ended, Place};
+use rustix::process::Signal;
 use serde_json::Value;
 
 const KEYS: [&str; 15] = [
@@ -80,6 +83,50 @@ fn phases_by_the_clock_and_finishing_stragglers_are_replayed() {
     let rows = rows(&place.run(args).ok().stdout);
     assert_eq!(rows[0]["rounds"], 80);
     assert_eq!(rows[0]["straggler"], "finish");
+}
+
+#[test]
+fn a_hunt_finds_clusters_that_replay_as_stated() {
+    let place = Place::new();
+    let args = "simulate --hunt 120 --seed 3 --policy static:0.5 --json";
+    let hunted = place.run(args).ok().stdout;
+    let finds = rows(&hunted);
+    let share = |find: &Value| find["share"].as_f64().unwrap();
+    assert!(finds.len() > 2 && finds.is_sorted_by(|a, b| share(a) <= share(b)), "{hunted}");
+    for find in &finds[..2] {
+        let shares = find["shares"].as_array().unwrap();
+        assert!(shares.len() == 3 && shares.iter().all(|s| s.as_f64().unwrap() <= share(find)));
+        let command = find["command"].as_str().unwrap().strip_prefix("paceline ").unwrap();
+        let replayed = rows(&place.run(&format!("{command} --json")).ok().stdout);
+        assert!((replayed[0]["of_full"].as_f64().unwrap() - share(find)).abs() < 1e-6, "{find}");
+    }
+    let on_one_thread = place.command(args).env("RAYON_NUM_THREADS", "1").output().unwrap();
+    assert_eq!(Ended::new(on_one_thread).ok().stdout, hunted);
+}
+
+#[test]
+fn a_hunt_compares_with_the_best_part_as_well() {
+    let place = Place::new();
+    let args = "simulate --hunt 3 --seed 1 --policy static:0.5 --against parts --json";
+    let find = place.run(args).ok().json();
+    let rate = |key: &str| find[key].as_f64().unwrap();
+    let expected = find["policies"][0]["rate"].as_f64().unwrap() / rate("best_part_rate");
+    assert!((rate("share") - expected).abs() < 1e-9, "{find}");
+    place.run("simulate --hunt 9 --policy full,auto").failed(2, &["one --policy at a time"]);
+    place.run("simulate --hunt 9 --random 9").failed(2, &["--hunt", "--random"]);
+    place.run("simulate --hunt 2").failed(2, &["3..="]);
+    place.run("simulate --against full").failed(2, &["--hunt"]);
+}
+
+#[test]
+fn an_interrupted_hunt_prints_its_finds_so_far() {
+    let place = Place::new();
+    let mut hunt = place.start("simulate --hunt 1000000 --policy static:0.5 --json");
+    let stderr = BufReader::new(hunt.0.stderr.as_mut().unwrap());
+    assert!(stderr.lines().any(|line| line.unwrap().contains("at worst")), "it ended");
+    hunt.signal(Signal::INT);
+    let ended = hunt.wait().failed(130, &["stopping"]);
+    assert!(!rows(&ended.stdout).is_empty());
 }
 
 #[test]

@@ -16,6 +16,9 @@ pub struct RandomClusters {
 const CLUSTERS: u64 = 1;
 const NEIGHBOURS: u64 = 2;
 
+/// Share of changes to a cluster that are to features it has. Others may add one.
+const CHANGES_TO_PRESENT: f64 = 0.8;
+
 /// Standard deviation of a small step of a parameter, as a share of its range.
 const STEP: f64 = 0.15;
 
@@ -42,13 +45,16 @@ impl RandomClusters {
         }
     }
 
-    /// Neighbour `number` of a cluster: one to three of its features are moved a little, drawn anew,
-    /// added or removed.
+    /// Neighbour `number` of a cluster: one to three features are moved a little, drawn anew, added or
+    /// removed, most often those that it has.
     pub fn neighbour(self, cluster: &RandomCluster, number: u64) -> RandomCluster {
         let mut stream = ComponentStream::numbered(self.seed, NEIGHBOURS, number);
         let mut positions = cluster.positions.clone();
         for _ in 0..=stream.below(3) {
-            let at = stream.below(FEATURES.len());
+            let at = match stream.uniform() < CHANGES_TO_PRESENT {
+                true => cluster.feature(&mut stream),
+                false => stream.below(FEATURES.len()),
+            };
             positions[at] = moved(positions[at].take(), &FEATURES[at], &mut stream);
         }
         RandomCluster { seed: cluster.seed, positions }
@@ -80,6 +86,13 @@ impl RandomCluster {
     /// The seed that its run-times are drawn with.
     pub fn seed(&self) -> u64 {
         self.seed
+    }
+
+    /// One of the features that it has.
+    fn feature(&self, stream: &mut ComponentStream) -> usize {
+        let has: Vec<usize> =
+            (0..FEATURES.len()).filter(|&at| self.positions[at].is_some()).collect();
+        has[stream.below(has.len())]
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
-use clap::Args;
+use clap::{Args, builder::ArgPredicate};
 use paceline_core::{Enough, Straggler};
 use paceline_policy::{PolicySpec, PolicySpecError};
 use paceline_sim::SystemSpec;
@@ -21,11 +21,12 @@ pub(crate) struct SimulateArgs {
     #[command(flatten)]
     pub(super) clusters: ClusterArgs,
     /// Policies, separated by commas (`paceline policies` lists them); also oracle and best-static,
-    /// which know the future
+    /// which know the future. --hunt takes one, by default auto
     #[arg(
         long,
         value_name = "POLICY",
         value_delimiter = ',',
+        default_value_if("hunt", ArgPredicate::IsPresent, "auto"),
         default_value = "full,static:0.9,auto"
     )]
     pub(super) policy: Vec<ReplayedPolicy>,

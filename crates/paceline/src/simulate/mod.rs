@@ -43,13 +43,19 @@ Examples:
   paceline simulate --random 300 --seed 1 --policy full,auto,filter --parts
                                                            300 random clusters, the parts of auto too
   paceline simulate times.csv.gz --explain                 round by round: what auto lost, and why
+  paceline simulate --hunt 2000 --policy auto --against full
+                                                           clusters on which auto loses most to full
 
 A policy never sees a run-time past the cut, only that it is longer (--straggler abort).
-Exit codes: 0 done, 1 a trace cannot be read or a file cannot be written, 2 wrong usage.";
+Exit codes: 0 done, 1 a trace cannot be read or a file cannot be written, 2 wrong usage,
+130 a hunt was interrupted and printed its finds so far.";
 
 pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode> {
     if let Some(count) = args.clusters.random() {
         return clusters::random(args, count);
+    }
+    if let Some(evaluations) = args.clusters.hunt() {
+        return clusters::hunt(args, evaluations);
     }
     let sources = args.traces.sources();
     let model = model::load(args.run_time_model.as_deref())?;

@@ -1,8 +1,10 @@
-//! `paceline simulate --random`: policies on clusters drawn from a broad distribution.
+//! `paceline simulate --random` and `--hunt`: policies on clusters of a broad distribution.
 
 mod args;
+mod hunt;
 mod parts;
 mod row;
+mod search;
 mod text;
 
 use std::{
@@ -15,6 +17,7 @@ use paceline_trace::RandomClusters;
 use rayon::prelude::*;
 
 pub(super) use args::ClusterArgs;
+pub(super) use hunt::hunt;
 pub(super) use parts::parts;
 use row::{ClusterRow, ClusterStudy};
 

@@ -62,7 +62,7 @@ impl PolicyRate {
         match reference {
             Against::Full => self.of_full,
             Against::BestStatic => self.of_best_static,
-            Against::Parts => self.of_best_part.unwrap_or(self.of_best_static),
+            Against::Parts => self.of_best_part.expect("a comparison with parts replays them"),
         }
     }
 }
@@ -75,7 +75,7 @@ impl ClusterStudy {
         );
         Ok(ClusterStudy {
             policies: args.policy.clone(),
-            with_parts: args.clusters.parts,
+            with_parts: args.clusters.parts || args.clusters.against == Against::Parts,
             straggler: args.straggler,
             overhead: args.overhead,
             model,

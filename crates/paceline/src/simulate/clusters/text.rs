@@ -90,7 +90,7 @@ fn worst(text: &mut String, rows: &[ClusterRow], at: usize, policy: &str, args: 
 }
 
 /// The command that replays a cluster under a policy.
-fn replay_command(row: &ClusterRow, policy: &str, args: &SimulateArgs) -> String {
+pub(super) fn replay_command(row: &ClusterRow, policy: &str, args: &SimulateArgs) -> String {
     let mut command = format!(
         "paceline simulate --synthetic {} --seed {} --seeds 1 --policy {policy},best-static,oracle",
         row.spec, row.seed
