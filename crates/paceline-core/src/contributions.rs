@@ -70,7 +70,9 @@ impl Contributions {
         let Handout { worker, waited_for, worth, .. } = handout;
         let portion = handout.portion();
         let twin = handout.twin;
-        if let Some(first) = self.working.values_mut().find(|first| Some(first.id) == twin) {
+        if let Some(twin) = twin
+            && let Some(first) = self.working.values_mut().find(|first| first.id == twin)
+        {
             first.twin = Some(id);
         }
         let contribution = Contribution::new(id, handout, base, Arc::clone(shards), now);

@@ -99,9 +99,9 @@ impl Roster {
         self.contributions.accepted().iter().map(weight).sum()
     }
 
-    /// Whether a worker's contribution is in the open round.
-    pub(crate) fn holds(&self, worker: WorkerId) -> bool {
-        self.contributions.accepted().iter().any(|c| c.worker == worker)
+    /// The workers whose contributions are in the open round.
+    pub(crate) fn members(&self) -> BTreeSet<WorkerId> {
+        self.contributions.accepted().iter().map(|contribution| contribution.worker).collect()
     }
 
     /// The membership of the blocks: one for all of them or, in a model of `blocks` blocks, one for each set

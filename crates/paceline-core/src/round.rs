@@ -526,7 +526,8 @@ impl RoundMachine {
         if roster.outstanding().filter(|work| !work.overdue).take(missing).count() == missing {
             return Vec::new();
         }
-        self.idle().into_iter().filter(|&worker| !roster.holds(worker)).collect()
+        let members = roster.members();
+        self.idle().into_iter().filter(|worker| !members.contains(worker)).collect()
     }
 
     /// Gives a wanted worker work in the open round; its run-time counts from now.

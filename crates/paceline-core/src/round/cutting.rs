@@ -154,7 +154,8 @@ impl RoundMachine {
         let took_part = run_times.iter().map(|&(worker, _)| worker);
         let folded = roster.contributions.accepted().iter().filter(|c| c.folded);
         let took_part = took_part.chain(folded.map(|late| late.worker));
-        let took_part = took_part.map(|worker| (worker, roster.holds(worker)));
+        let members = roster.members();
+        let took_part = took_part.map(|worker| (worker, members.contains(&worker)));
         // A worker that still computes for an earlier round has missed this one, too.
         let behind = roster.contributions.working().values().filter(|work| work.base < base);
         let missed = behind.filter(|_| roster.lag() == 0).map(|work| (work.worker, false));
