@@ -1,11 +1,12 @@
 //! The shares of the oracle's rate that policies reach on presets and on random clusters, to ±0.002. A change that
 //! moves one must say so: it changes the figure here.
 
-use std::{fmt::Write as _, thread};
+use std::fmt::Write as _;
 
 use paceline_policy::PolicySpec;
 use paceline_sim::{Recorded, Replay};
 use paceline_trace::{RandomClusters, Trace, generate, hindsight};
+use rayon::prelude::*;
 
 const TOLERANCE: f64 = 0.002;
 /// A seed of its own, so that tuning on other clusters cannot fit it.
@@ -89,14 +90,9 @@ fn share(trace: &Trace, policy: &str) -> f64 {
     rate / seen.oracle_rate
 }
 
-/// The geometric mean over traces, on two threads.
+/// The geometric mean over traces.
 fn mean(traces: &[Trace], policy: &str) -> f64 {
-    let logs = |traces: &[Trace]| traces.iter().map(|trace| share(trace, policy).ln()).sum::<f64>();
-    let (left, right) = traces.split_at(traces.len() / 2);
-    let sum = thread::scope(|scope| {
-        let left = scope.spawn(|| logs(left));
-        logs(right) + left.join().expect("a replay does not panic")
-    });
+    let sum: f64 = traces.par_iter().map(|trace| share(trace, policy).ln()).sum();
     (sum / traces.len() as f64).exp()
 }
 
