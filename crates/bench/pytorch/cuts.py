@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from workloads import Workload, workload  # noqa: E402
 
 PARTS = 4
 WARM_UP = 5
+EPOCHS = 1000
 
 
 def arguments() -> argparse.Namespace:
@@ -68,6 +70,15 @@ class Watch(threading.Thread):
         return self.cut
 
 
+def batches(
+    session: paceline.Session, work: Workload, args: argparse.Namespace
+) -> Iterator[list[torch.Tensor]]:
+    """This worker's batches, epoch after epoch."""
+    loader = session.loader(work.train, batch_size=args.batch)
+    for _ in session.epochs(EPOCHS):
+        yield from loader
+
+
 def measure(args: argparse.Namespace, work: Workload, done: Path) -> dict[str, list[float]]:
     """Seconds from cuts to the end of the computation, and of whole micro-batches."""
     activity = Activity(work.model)
@@ -77,10 +88,10 @@ def measure(args: argparse.Namespace, work: Workload, done: Path) -> dict[str, l
         x, y = next(iter(torch.utils.data.DataLoader(work.train, batch_size=args.batch // PARTS)))
         work.loss(model, x, y).backward()
         optimizer.zero_grad()
-    session = paceline.init(work.model, optimizer, policy="static:1", straggler="salvage", epochs=1000)
+    session = paceline.init(work.model, optimizer, policy="static:1", straggler="salvage", epochs=EPOCHS)
     after: list[float] = []
     whole: list[float] = []
-    for round, batch in enumerate(session.loader(work.train, batch_size=args.batch)):
+    for round, batch in enumerate(batches(session, work, args)):
         optimizer.zero_grad()
         watch = Watch(session)
         for x, y in session.micro_batches(batch, PARTS):
@@ -103,16 +114,18 @@ def measure(args: argparse.Namespace, work: Workload, done: Path) -> dict[str, l
 
 def cut(args: argparse.Namespace, work: Workload, rank: int, done: Path) -> None:
     """Contributes at random moments. A contribution closes the round."""
-    optimizer = torch.optim.SGD(work.model.parameters(), lr=0.0)
-    session = paceline.init(work.model, optimizer, policy="static:1", straggler="salvage", epochs=1000)
     x, y = next(iter(torch.utils.data.DataLoader(work.train, batch_size=args.batch)))
-    start = time.perf_counter()
-    work.loss(work.model, x, y).backward()
-    period = time.perf_counter() - start
+    for _ in range(WARM_UP):
+        start = time.perf_counter()
+        work.loss(work.model, x, y).backward()
+        period = time.perf_counter() - start
+    work.model.zero_grad()
+    optimizer = torch.optim.SGD(work.model.parameters(), lr=0.0)
+    session = paceline.init(work.model, optimizer, policy="static:1", straggler="salvage", epochs=EPOCHS)
     moments = random.Random(rank)
-    for _ in session.loader(work.train, batch_size=args.batch):
+    for _ in batches(session, work, args):
         optimizer.zero_grad()
-        time.sleep(moments.uniform(0.5, 4.5) * period)
+        time.sleep(moments.uniform(0.2, 2.0) * period)
         if done.exists():
             break
         sum(parameter.sum() for parameter in work.model.parameters()).backward()
