@@ -3,7 +3,7 @@
 //! The network server, the simulators and the tests drive it. They report what happened, call
 //! [`Coordinator::advance`], and act on its events ([`crate::act`]).
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
 use crate::{
     Announcement, Blocks, Contribution, ContributionId, Event, EventKind, Handout, LeaveReason,
@@ -36,6 +36,8 @@ pub struct Coordinator {
     /// The shard at its staleness bound whose parts this round's contributions wait for.
     parts_awaited: Option<(Round, ShardId)>,
     noise: NoiseScale,
+    /// The lateness of timers that the policy hears of before the next round opens.
+    lateness: Option<Duration>,
     /// When [`Self::advance`] was called last.
     advanced: Time,
     events: VecDeque<Event>,
@@ -64,6 +66,7 @@ impl Coordinator {
             given_up: None,
             parts_awaited: None,
             noise: NoiseScale::default(),
+            lateness: None,
             advanced: Time::ZERO,
             events: VecDeque::new(),
         }
@@ -344,6 +347,11 @@ impl Coordinator {
         }
     }
 
+    /// The system's timers usually fire this late. The policy hears of it before the next round opens.
+    pub fn handle_lateness(&mut self, usual: Duration) {
+        self.lateness = Some(usual);
+    }
+
     /// The state of the noise estimate, for a checkpoint.
     pub fn noise(&self) -> &NoiseScale {
         &self.noise
@@ -410,6 +418,9 @@ impl Coordinator {
         handouts.sort_by_key(|handout| handout.worker);
         // The staged contributions may be the last ones of an epoch.
         if !handouts.is_empty() || self.machine.has_staged() {
+            if let Some(usual) = self.lateness.take() {
+                self.machine.hear_lateness(usual, now);
+            }
             self.machine.open_on(self.shards.fresh().clone(), handouts, now);
             self.fill_leases();
         }

@@ -220,6 +220,11 @@ pub enum EventKind {
         /// Workers that were given work in it and have not delivered, with their names.
         workers: Vec<(WorkerId, String)>,
     },
+    /// The system's timers usually fire this late. Written before a round opens, when it has changed.
+    TimersLate {
+        /// The usual lateness.
+        usual: Duration,
+    },
     /// A shard has missed `rounds` updates, so the next round waits for it.
     ShardAwaited {
         /// The shard.

@@ -58,6 +58,10 @@ pub trait Policy: Send {
     /// next opening.
     fn noise(&mut self, _scale: f64) {}
 
+    /// How late the system's timers usually fire, as the driver measures it. Called before an opening, when it
+    /// has changed; never in a simulation, whose timers are exact.
+    fn lateness(&mut self, _usual: Duration) {}
+
     /// A run-time that was censored when its round closed is now known, or has a better bound. `load` is the
     /// share of a whole portion that the worker was given.
     fn late(&mut self, _worker: WorkerId, _base: Version, _run_time: RunTime, _load: f64) {}

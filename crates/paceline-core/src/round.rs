@@ -567,6 +567,12 @@ impl RoundMachine {
         self.wait.policy_mut().noise(scale);
     }
 
+    /// Passes the usual lateness of the system's timers to the policy.
+    pub fn hear_lateness(&mut self, usual: Duration, now: Time) {
+        self.wait.policy_mut().lateness(usual);
+        self.emit(now, EventKind::TimersLate { usual });
+    }
+
     /// All decisions have been carried out. If a round is open, its workers are busy, and the policy may
     /// learn.
     pub fn study(&mut self) {

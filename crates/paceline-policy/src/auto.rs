@@ -1,10 +1,11 @@
 //! `auto`: a mixture of experts that stops inside the round, and the default.
 //!
 //! **Experts.** Models under the renewal rule ([`Filter`](crate::Filter), [`Bdsgd`](crate::Bdsgd),
-//! [`Empirical`](crate::Empirical), and their mixture [`Blend`], which leads at first) and plain fixed counts, from a few up to all. One leads the round. Afterwards each is credited with its counterfactual
-//! earnings at the run's rate λ: gain − λ·time, per participant, clipped to [−1, 1]. A model's stop is
-//! found by running its rule over the closed round, off the critical path; a count's is an order
-//! statistic.
+//! [`Empirical`](crate::Empirical), and their mixture [`Blend`], which leads at first) and plain fixed
+//! counts, from a few up to all. One leads the round. Afterwards each is credited with its counterfactual
+//! earnings at the run's rate λ: gain − λ·time, in units of what a usual round gains, clipped to what a
+//! full round would gain. A model's stop is found by running its rule over the closed round, off the
+//! critical path; a count's is an order statistic.
 //!
 //! **One-sided feedback.** An expert that would have waited beyond the cut cannot be scored; it keeps
 //! its score. So playing an expert reveals every expert that stops no later: a feedback graph in which
@@ -24,7 +25,7 @@
 //! goes unnoticed. Audits cost about 1 % of all gains on top. An expert that always waits longer is scored
 //! in the next audit, at most 384 rounds later while the budget lasts.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use paceline_core::{Decision, Policy, RoundRecord, RoundView, RunTime, Time, Version, WorkerId};
 use paceline_model::Model;
@@ -34,7 +35,6 @@ use crate::{
     backlog::{Backlog, Lesson},
     belief::{Belief, Forecast},
     closed::ClosedRound,
-    lateness::Lateness,
     learned::{best_wait, follow, not_worth_waiting},
     objective::{Gain, Objective},
     patience::Patience,
@@ -63,8 +63,8 @@ const THINKING: f64 = 20.0;
 const LEAST: u32 = 5;
 /// Least gain of a usual round, as a share of a full round's.
 const LEAST_GAIN: f64 = 1e-3;
-/// Full sync is tried only if by its score it gains at most this much less than the leader, as a share of a
-/// full round: a score may be wrong, but not by that much.
+/// Full sync is tried only if by its score it gains at most this much less than the leader, as a share of
+/// a usual round's gain: a score may be wrong, but not by that much.
 const PLAUSIBLE: f64 = 0.25;
 /// The expert that waits for all.
 const FULL: Expert = Expert::AllBut(0);
@@ -114,7 +114,8 @@ pub struct Auto {
     partial: u32,
     recent: RecentArrivals,
     backlog: Backlog,
-    lateness: Lateness,
+    /// How late the system's timers usually fire.
+    lateness: Duration,
 }
 
 /// An expert's discounted earnings beyond the leader's.
@@ -183,7 +184,7 @@ impl Auto {
             partial: 1,
             recent: RecentArrivals::default(),
             backlog: Backlog::default(),
-            lateness: Lateness::default(),
+            lateness: Duration::ZERO,
         }
     }
 
@@ -276,17 +277,105 @@ impl Auto {
         }
     }
 
-    fn answer(&mut self, view: &RoundView<'_>) -> Decision {
-        if view.is_opening() {
-            return self.lateness.at_opening(view.round, view.now);
+    /// Whether full sync may gain more than its score says.
+    fn full_may_pay(&self) -> bool {
+        let of = |score: &ExpertScore| score.rounds >= 1.0 && score.sum > -PLAUSIBLE * score.rounds;
+        let mut all = self.experts.iter().zip(&self.scores);
+        all.any(|(expert, score)| *expert == FULL && of(score))
+    }
+
+    fn learn(&mut self, record: &RoundRecord<'_>) {
+        let closed = ClosedRound::new(record, self.partial);
+        let gain = self.gain;
+        let rate = self.rate.or_now(&gain, record.weight, seconds(record.closed, record.opened));
+        let audited = self.audit.cut_was_due().is_some();
+        let calm = if self.trial.is_calm() { CALM } else { 1 };
+        let typical = self.rate.typical() + self.rate.overhead();
+        let thinking = THINKING * self.lateness.as_secs_f64();
+        let short = if typical > 0.0 { (thinking / typical).ceil().clamp(1.0, 64.0) } else { 1.0 };
+        let learns = record.round.0.is_multiple_of(calm.max(short as u64)) || audited;
+        if learns {
+            let earnings = self.earnings(record, &closed);
+            self.score(&earnings);
         }
-        if view.arrivals.is_empty() {
+        (self.led_to, self.forecast) = (None, None);
+        self.rate.closed(record);
+        self.patience.closed(record);
+        let took = seconds(record.closed, record.opened) + self.rate.overhead();
+        let all = closed.arrived() == closed.participants();
+        let (gained, possible) = (self.gain.value(record.weight), self.gain.value(closed.all()));
+        let pays = self.full_may_pay();
+        self.trial.closed(gained, possible, took, all, pays, self.lateness);
+        let all_gain = gain.value(closed.all());
+        let worth = self.audit.closed(record, &gain, all_gain, rate);
+        self.recent.closed(closed.arrived() as f64);
+        if learns {
+            let mut run_times = whole_portions(record);
+            if let Some(until) = worth {
+                censored_after(&mut run_times, until);
+            }
+            self.models.learn(record.round, &run_times);
+        }
+    }
+}
+
+/// Rounds between scores of the models that do not lead: with many workers these cost the most, and
+/// a single round is less subject to chance.
+fn models_every(participants: usize) -> u64 {
+    (participants as u64 / 1000).clamp(1, 8)
+}
+
+/// Where a model's rule would have stopped in a closed round: arrivals and seconds. `None` if it would
+/// have waited beyond the cut.
+fn model_stop(
+    predictor: &mut dyn Predictor,
+    gain: &Gain,
+    closed: &ClosedRound,
+    rate: f64,
+) -> Option<(usize, f64)> {
+    let (mut count, mut elapsed) = (1, 0.0);
+    // Each step covers half of the expected arrivals, so a few steps suffice.
+    for _ in 0..64 {
+        let scene = closed.scene(count, elapsed);
+        if scene.silent.is_empty() {
+            return Some((closed.arrived(), scene.elapsed));
+        }
+        let plan = best_wait(predictor, gain, &scene, rate);
+        if plan.value <= 0.0 {
+            return Some((scene.arrived.len(), scene.elapsed));
+        }
+        let next = scene.arrived.len() + ((plan.arrivals / 2.0) as usize).max(1);
+        let until = scene.elapsed + plan.wait;
+        match closed.arrival(next) {
+            Some(at) if at <= until => (count, elapsed) = (next, at),
+            _ if until > closed.end() => return None,
+            _ => (count, elapsed) = (scene.arrived.len(), until),
+        }
+    }
+    None
+}
+
+fn seconds(later: Time, earlier: Time) -> f64 {
+    later.since(earlier).as_secs_f64()
+}
+
+impl Policy for Auto {
+    fn name(&self) -> String {
+        "auto".to_owned()
+    }
+
+    fn trusts(&self, participants: usize) -> Option<String> {
+        Some(self.belief(participants).to_string())
+    }
+
+    fn decide(&mut self, view: &RoundView<'_>) -> Decision {
+        if view.is_opening() || view.arrivals.is_empty() {
             return Decision::WAIT;
         }
         self.study();
         let new = self.rate.opened(view.round, view.opened);
         self.partial = view.partial;
-        let least = view.opened + LEAST * self.lateness.usual();
+        let least = view.opened + LEAST * self.lateness;
         if view.now < least {
             return Decision::Wait { until: Some(least), arrivals: usize::MAX };
         }
@@ -354,104 +443,6 @@ impl Auto {
         }
     }
 
-    /// Whether full sync may gain more than its score says.
-    fn full_may_pay(&self) -> bool {
-        let of = |score: &ExpertScore| score.rounds >= 0.9 && score.sum > -PLAUSIBLE * score.rounds;
-        let mut all = self.experts.iter().zip(&self.scores);
-        all.any(|(expert, score)| *expert == FULL && of(score))
-    }
-
-    fn learn(&mut self, record: &RoundRecord<'_>) {
-        let closed = ClosedRound::new(record, self.partial);
-        let gain = self.gain;
-        let rate = self.rate.or_now(&gain, record.weight, seconds(record.closed, record.opened));
-        let audited = self.audit.cut_was_due().is_some();
-        let calm = if self.trial.is_calm() { CALM } else { 1 };
-        let typical = self.rate.typical() + self.rate.overhead();
-        let thinking = THINKING * self.lateness.usual().as_secs_f64();
-        let short = if typical > 0.0 { (thinking / typical).ceil().clamp(1.0, 64.0) } else { 1.0 };
-        let learns = record.round.0.is_multiple_of(calm.max(short as u64)) || audited;
-        if learns {
-            let earnings = self.earnings(record, &closed);
-            self.score(&earnings);
-        }
-        (self.led_to, self.forecast) = (None, None);
-        self.rate.closed(record);
-        self.patience.closed(record);
-        let took = seconds(record.closed, record.opened) + self.rate.overhead();
-        let all = closed.arrived() == closed.participants();
-        let (gained, possible) = (self.gain.value(record.weight), self.gain.value(closed.all()));
-        let pays = self.full_may_pay();
-        self.trial.closed(gained, possible, took, all, pays, self.lateness.usual());
-        let all_gain = gain.value(closed.all());
-        let worth = self.audit.closed(record, &gain, all_gain, rate);
-        self.recent.closed(closed.arrived() as f64);
-        if learns {
-            let mut run_times = whole_portions(record);
-            if let Some(until) = worth {
-                censored_after(&mut run_times, until);
-            }
-            self.models.learn(record.round, &run_times);
-        }
-    }
-}
-
-/// Rounds between scores of the models that do not lead: with many workers these cost the most, and
-/// a single round is less subject to chance.
-fn models_every(participants: usize) -> u64 {
-    (participants as u64 / 1000).clamp(1, 8)
-}
-
-/// Where a model's rule would have stopped in a closed round: arrivals and seconds. `None` if it would
-/// have waited beyond the cut.
-fn model_stop(
-    predictor: &mut dyn Predictor,
-    gain: &Gain,
-    closed: &ClosedRound,
-    rate: f64,
-) -> Option<(usize, f64)> {
-    let (mut count, mut elapsed) = (1, 0.0);
-    // Each step covers half of the expected arrivals, so a few steps suffice.
-    for _ in 0..64 {
-        let scene = closed.scene(count, elapsed);
-        if scene.silent.is_empty() {
-            return Some((closed.arrived(), scene.elapsed));
-        }
-        let plan = best_wait(predictor, gain, &scene, rate);
-        if plan.value <= 0.0 {
-            return Some((scene.arrived.len(), scene.elapsed));
-        }
-        let next = scene.arrived.len() + ((plan.arrivals / 2.0) as usize).max(1);
-        let until = scene.elapsed + plan.wait;
-        match closed.arrival(next) {
-            Some(at) if at <= until => (count, elapsed) = (next, at),
-            _ if until > closed.end() => return None,
-            _ => (count, elapsed) = (scene.arrived.len(), until),
-        }
-    }
-    None
-}
-
-fn seconds(later: Time, earlier: Time) -> f64 {
-    later.since(earlier).as_secs_f64()
-}
-
-impl Policy for Auto {
-    fn name(&self) -> String {
-        "auto".to_owned()
-    }
-
-    fn trusts(&self, participants: usize) -> Option<String> {
-        Some(self.belief(participants).to_string())
-    }
-
-    fn decide(&mut self, view: &RoundView<'_>) -> Decision {
-        self.lateness.asked(view.now);
-        let decision = self.answer(view);
-        self.lateness.answered(&decision, view.now);
-        decision
-    }
-
     fn closed(&mut self, record: &RoundRecord<'_>) {
         self.study();
         self.backlog.closed(record);
@@ -474,6 +465,10 @@ impl Policy for Auto {
 
     fn noise(&mut self, scale: f64) {
         self.gain.learn(scale);
+    }
+
+    fn lateness(&mut self, usual: Duration) {
+        self.lateness = usual;
     }
 
     fn late(&mut self, worker: WorkerId, base: Version, run_time: RunTime, load: f64) {

@@ -10,7 +10,6 @@ mod closed;
 mod deadline;
 mod full;
 mod intervals;
-mod lateness;
 mod learned;
 mod objective;
 mod patience;

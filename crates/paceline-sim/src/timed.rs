@@ -79,6 +79,10 @@ impl Policy for Timed {
         self.inner.noise(scale);
     }
 
+    fn lateness(&mut self, usual: Duration) {
+        self.inner.lateness(usual);
+    }
+
     fn grace(&mut self, view: &RoundView<'_>, pays: Duration) -> Duration {
         self.spend(false, |policy| policy.grace(view, pays))
     }

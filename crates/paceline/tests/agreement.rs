@@ -91,6 +91,7 @@ fn redriven(events: &[Event], policy: &str, config: RoundConfig) -> Vec<Event> {
             }
             EventKind::Cut { .. } | EventKind::Closed { .. } => machine.decide(event.at),
             EventKind::Updated { noise_scale: Some(scale), .. } => machine.hear_noise(scale),
+            EventKind::TimersLate { usual } => machine.hear_lateness(usual, event.at),
             _ => {}
         }
     }
@@ -114,6 +115,9 @@ fn a_live_run_re_driven_from_its_log_makes_the_same_cuts_with_the_same_members()
             ))
             .ok();
         let events = place.events(&name);
+        let late = |event: &Event| matches!(event.kind, EventKind::TimersLate { usual } if !usual.is_zero());
+        let wakes = policy != "static:3" && policy != "static:2";
+        assert!(!wakes || events.iter().any(late), "{policy}: nothing was measured of the timers");
         let micro_batches = 4;
         let config =
             RoundConfig { expected: 4, straggler, micro_batches, ..RoundConfig::default() };

@@ -10,6 +10,7 @@ mod replica_checkpoints;
 mod replicas;
 mod snapshots;
 mod states;
+mod timing;
 mod updates;
 mod waiting;
 
@@ -58,15 +59,12 @@ use replica_checkpoints::ReplicaCheckpoints;
 use replicas::Replicas;
 use snapshots::Snapshots;
 use states::States;
+use timing::{Lateness, Study};
 use updates::Updates;
 use waiting::WaitNotice;
 
 /// How often liveness and limits are checked when nothing happens.
 const TICK: Duration = Duration::from_millis(200);
-
-/// How long after a round's opening the policy starts to learn; half of the last round if that is less.
-/// Workers fetch the parameters first, and learning would take a core from them.
-const FETCHING: Duration = Duration::from_millis(3);
 
 /// How long workers have to leave after the end of a run.
 const PARTING: Duration = Duration::from_secs(3);
@@ -316,18 +314,11 @@ struct Run {
     replica_checkpoints: ReplicaCheckpoints,
     ending: Ending,
     study: Study,
+    lateness: Lateness,
     wait_notice: WaitNotice,
     clock: Instant,
     events: mpsc::Sender<Event>,
     inputs: UnboundedSender<Input>,
-}
-
-/// The time at which the policy may learn.
-#[derive(Default)]
-struct Study {
-    /// When the last round opened.
-    opened: Time,
-    at: Option<Time>,
 }
 
 impl Run {
@@ -406,6 +397,7 @@ impl Run {
                 departed: BTreeMap::new(),
             },
             study: Study::default(),
+            lateness: Lateness::default(),
             wait_notice: WaitNotice::default(),
             clock: Instant::now(),
             events,
@@ -462,7 +454,11 @@ impl Run {
                         self.handle(input);
                     }
                 }
-                () = sleep_until(deadline.into()) => {}
+                () = sleep_until(deadline.into()) => {
+                    if let Some(usual) = self.lateness.fired(deadline.elapsed()) {
+                        self.core.handle_lateness(usual);
+                    }
+                }
                 reason = &mut interrupt, if !interrupted => {
                     interrupted = true;
                     self.stop_because(reason);
@@ -477,8 +473,7 @@ impl Run {
             if self.ending.reason.is_none() {
                 self.core.advance(now);
                 act(self);
-                if self.study.at.is_none_or(|at| at <= now) {
-                    self.study.at = None;
+                if self.study.is_due(now) {
                     self.core.study();
                 }
             }
@@ -580,8 +575,7 @@ impl Driver for Run {
     fn opened(&mut self, round: Round, at: Time) {
         self.updates.open(at);
         self.members.doubtful = false;
-        let last = at.since(std::mem::replace(&mut self.study.opened, at));
-        self.study.at = Some(at + FETCHING.min(last / 2));
+        self.study.open(at);
         self.bring_up_to_date(round.base());
     }
 
