@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from .errors import PacelineError
 
 if TYPE_CHECKING:
+    from .portions import Portions
     from .session import Session
 
 log = logging.getLogger("paceline")
@@ -38,6 +39,7 @@ class LedgerLoader:
     def __init__(
         self,
         session: Session,
+        portions: Portions,
         dataset: Any,
         batch_size: int = 1,
         *,
@@ -63,10 +65,12 @@ class LedgerLoader:
                 "paceline.init its batch_size; only weights are counted then"
             )
         self.session = session
+        self.portions = portions
         self.dataset = dataset
         self.batch_size = batch_size
         depth = num_workers * (prefetch_factor or 2)
-        self._sampler = LeaseSampler(session, len(dataset), batch_size, shuffle)
+        per_lease = session.accumulate
+        self._sampler = LeaseSampler(portions, len(dataset), batch_size, per_lease, shuffle)
         self._keeps_workers = persistent_workers
         if num_workers > 0:
             # Prefetching may begin again in the middle of an epoch, which would start new processes.
@@ -82,7 +86,6 @@ class LedgerLoader:
         self._pins = pin_memory and torch.cuda.is_available()
         self._pin: Callable[[Any], Any] = torch.utils.data._utils.pin_memory.pin_memory
         # One lease more than are prefetched, so that the sampler always has the next one.
-        per_lease = session.accumulate
         ahead = -(-depth // per_lease) + 1 if depth else 0
         # The loop over the data: its epoch, the portion that `at_end` has got for it, and its batches so far.
         self._epoch: int | None = None
@@ -117,13 +120,13 @@ class LedgerLoader:
         Waits, as the next iteration would, until the run has samples for this worker or the epoch is
         complete. It is for trainers that must know the last batch of an epoch before they go on.
         """
-        if self._ahead is None and self.session._work is None:
-            self._ahead = self.session._next_portion(self._epoch)
-        return self.session._work is None
+        if self._ahead is None and not self.portions.is_pending:
+            self._ahead = self.portions.next(self._epoch)
+        return not self.portions.is_pending
 
     def _next_portion(self) -> Portion | None:
         portion, self._ahead = self._ahead, None
-        return portion if portion is not None else self.session._next_portion(self._epoch)
+        return portion if portion is not None else self.portions.next(self._epoch)
 
     def _warn_of_nominal_length(self) -> None:
         if self._warns:
@@ -181,18 +184,22 @@ class Prefetched:
 class LeaseSampler:
     """Yields the indices of leased portions, in the order in which they will become work."""
 
-    def __init__(self, session: Session, samples: int, batch_size: int, shuffle: bool) -> None:
+    def __init__(
+        self, portions: Portions, samples: int, batch_size: int, per_lease: int, shuffle: bool
+    ) -> None:
         self.epoch = 0
-        self._session = session
+        self._portions = portions
         self._samples = samples
         self._batch_size = batch_size
+        # The least batches of a portion.
+        self._per_lease = per_lease
         self._shuffle = shuffle
         # The batches that are under way, with the number of parts of their portions.
         self._under_way: deque[tuple[Portion, int, int]] = deque()
         self._delivering: Portion | None = None
 
     def __len__(self) -> int:
-        per_round = self._batch_size * self._session._workers
+        per_round = self._batch_size * self._portions.workers
         return max(1, -(-self._samples // per_round))
 
     def begin(self) -> None:
@@ -209,7 +216,7 @@ class LeaseSampler:
     def next_batches(self) -> list[list[int]]:
         """The batches of the next lease, which are under way from now on; none if there is no lease."""
         begun = {self._delivering, *(portion for portion, _, _ in self._under_way)}
-        for portion in self._session._leases():
+        for portion in self._portions.leases():
             if portion[0] == self.epoch and portion not in begun:
                 batches = self.batches(portion)
                 self._under_way += [(portion, part, len(batches)) for part in range(len(batches))]
@@ -218,7 +225,7 @@ class LeaseSampler:
 
     def is_wanted(self) -> bool:
         """Whether the lease of any batch under way still stands."""
-        leases = self._session._leases()
+        leases = self._portions.leases()
         return any(portion in leases for portion, _, _ in self._under_way)
 
     def is_under_way(self, portion: Portion) -> bool:
@@ -234,12 +241,11 @@ class LeaseSampler:
         A portion smaller than others has as many batches, so that gradient accumulation comes out even: of
         fewer samples than batches some come twice, and the contribution still has the weight of its samples.
         """
-        epoch, ranges = portion
         if self._shuffle:
-            indices = self._session._connected().indices(epoch, list(ranges))
+            indices = self._portions.indices(portion)
         else:
-            indices = [i for start, end in ranges for i in range(start, end)]
-        total, least = len(indices), self._session.accumulate
+            indices = [i for start, end in portion[1] for i in range(start, end)]
+        total, least = len(indices), self._per_lease
         if total < least:
             return [[indices[place % total]] for place in range(least)]
         count = max(least, -(-total // self._batch_size))

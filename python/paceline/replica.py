@@ -42,6 +42,11 @@ class Replica:
         self.scaler = scaler
         self.steps = OptimizerSteps(flat, self.optimizers)
 
+    @property
+    def loss_scale(self) -> float:
+        """The factor on the losses to come; 1 without a scaler."""
+        return self.scaler.get_scale() if self.scaler is not None else 1.0
+
     def record(self, version: int, epoch: int) -> bytes:
         """How this version was stepped, for workers that missed it. Begins the next record."""
         entries = self.steps.take_entries()
@@ -108,8 +113,7 @@ class Replica:
 
         ``.grad`` holds the mean that was replayed last, or zeros if the run's state was taken since.
         """
-        scale = self.scaler.get_scale() if self.scaler is not None else 1.0
-        self.flat.grads(scale, overflow=False)
+        self.flat.grads(self.loss_scale, overflow=False)
         self.flat.forget_given()
         self.steps.skip()
 

@@ -25,10 +25,11 @@ for index, x, y in session.loader(data(), batch_size=4):
     seen += index.tolist()
     if sys.argv[1:] == ["leave"] and session.number == 0 and len(seen) == 8:
         break
+run = session._membership.run
 outcome = {
     "worker": session.number,
-    "server": session._run.address if session._run is not None else None,
-    "token": session._run is not None and session._run.token is not None,
+    "server": run.address if run is not None else None,
+    "token": run is not None and run.token is not None,
     "seen": seen,
     "parameters": [param.tolist() for param in model.parameters()],
 }

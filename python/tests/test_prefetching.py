@@ -19,7 +19,7 @@ class Script:
     """A session that hands out portions by a script: each with the leases that stand when it is given."""
 
     accumulate = 1
-    _workers = 1
+    workers = 1
 
     def __init__(self, *turns: tuple[int, Sequence[int]]) -> None:
         self._turns = iter(turns)
@@ -28,7 +28,7 @@ class Script:
     def connect(self, samples: int, batch: int, ahead: int) -> None:
         pass
 
-    def _next_portion(self, epoch: int | None) -> Portion | None:
+    def next(self, epoch: int | None) -> Portion | None:
         turn = next(self._turns, None)
         if turn is None:
             return None
@@ -36,7 +36,7 @@ class Script:
         self._standing = [portion(given), *(portion(at) for at in leases)]
         return portion(given)
 
-    def _leases(self) -> list[Portion]:
+    def leases(self) -> list[Portion]:
         return self._standing
 
 
@@ -58,7 +58,7 @@ def loads(script: Script, **settings: Any) -> Iterator[tuple[list[int], bool]]:
     """The samples of each batch, and whether a process loaded them ahead."""
     session: Any = script
     loader = LedgerLoader(
-        session, Where(), 2, shuffle=False, num_workers=2, prefetch_factor=1, **settings
+        session, session, Where(), 2, shuffle=False, num_workers=2, prefetch_factor=1, **settings
     )
     for at, process in loader:
         yield at.tolist(), bool((process >= 0).all())
@@ -97,7 +97,7 @@ def test_every_loop_over_the_data_begins_anew(persistent: bool) -> None:
     script = Script((0, [2, 4]))
     session: Any = script
     loader = LedgerLoader(
-        session, Where(), 2, shuffle=False, num_workers=2, persistent_workers=persistent
+        session, session, Where(), 2, shuffle=False, num_workers=2, persistent_workers=persistent
     )
     assert [at.tolist() for at, _ in loader] == [[0, 1]]
     processes = loader._inner._iterator
@@ -109,7 +109,7 @@ def test_every_loop_over_the_data_begins_anew(persistent: bool) -> None:
 def test_batches_out_of_order_are_refused() -> None:
     session: Any = Script()
     with pytest.raises(paceline.PacelineError, match="in_order=False"):
-        LedgerLoader(session, Where(), 2, in_order=False)
+        LedgerLoader(session, session, Where(), 2, in_order=False)
 
 
 class Batch:
@@ -129,6 +129,6 @@ def test_batches_loaded_by_the_training_process_are_pinned_for_cuda(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     session: Any = Script((0, []))
     loader = LedgerLoader(
-        session, Where(), 2, shuffle=False, pin_memory=True, collate_fn=lambda _: Batch()
+        session, session, Where(), 2, shuffle=False, pin_memory=True, collate_fn=lambda _: Batch()
     )
     assert [batch.pinned for batch in loader] == [cuda]

@@ -49,10 +49,10 @@ class Gate:
     def hold(self, session: paceline.Session) -> None:
         """Holds the fast worker, which gives others the record of its step and its state meanwhile."""
         if not self.open.is_set():
-            session._boundary()
+            session._update.end_step()
         while not self.open.wait(0.002) and not self.done.is_set():
             self.holds.set()
-            session._connected_replication().serve(session.round)
+            session._membership.replicating().serve(session.round)
 
 
 @dataclass
@@ -79,8 +79,8 @@ class Loop:
     def fall_behind(self, rounds: int = 1) -> None:
         """Lets the fast worker close some rounds, and holds it then."""
         # The other one may need the record of this one's step.
-        self.session._boundary()
-        worker, gate = self.session._connected(), self.gate
+        self.session._update.end_step()
+        worker, gate = self.session._membership.connected(), self.gate
         gate.open.set()
         wait_until(lambda: worker.newest() >= worker.taken() + rounds)
         gate.holds.clear()
@@ -170,7 +170,7 @@ def run(
 
 def own_gradients(loop: Loop, loss: Tensor) -> dict[int, Tensor]:
     """The gradients of a loss, by their place among what is sent."""
-    slots = loop.session._flat.params
+    slots = loop.session._replica.flat.params
     grads = torch.autograd.grad(loss, [slot.tensor for slot in slots], retain_graph=True)
     return {slot.offset: grad.reshape(-1) for slot, grad in zip(slots, grads)}
 
@@ -178,14 +178,14 @@ def own_gradients(loop: Loop, loss: Tensor) -> dict[int, Tensor]:
 def send_and_compare(loop: Loop, loss: Tensor) -> bool:
     """A backward pass that must send the gradients of its loss, or nothing. Says whether it sent any."""
     own = own_gradients(loop, loss)
-    session = loop.session
-    spy = Spy(session._worker) if session._worker is not None else None
+    membership = loop.session._membership
+    spy = Spy(membership.worker) if membership.worker is not None else None
     if spy is not None:
-        session._worker = spy  # type: ignore[assignment]
+        membership.worker = spy  # type: ignore[assignment]
     loss.backward()
     if spy is None:
         return False
-    session._worker = spy._worker
+    membership.worker = spy._worker
     sent = [(at, given) for at, given in spy.sent if at in own]
     for at, given in sent:
         assert_close([given], [own[at]], 1e-4)
@@ -230,7 +230,7 @@ def test_a_backward_pass_keeps_the_parameters_that_it_began_with(
             out = loop.model(x) if way == "eval" else loop.model.forward(x)
             versions: list[int] = []
             loss = nn.functional.mse_loss(out, y)
-            first = loop.session._flat.params[-1].tensor
+            first = loop.session._replica.flat.params[-1].tensor
             out.register_hook(lambda _: versions.append(first._version))
             handle = first.register_hook(lambda _: versions.append(first._version))
             sent += send_and_compare(loop, loss)

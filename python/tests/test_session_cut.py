@@ -72,7 +72,7 @@ class Slow:
 
     def wait_for_cut(self) -> None:
         self.ready.release()
-        wait_until(self.session._connected().is_cut)
+        wait_until(self.session._membership.connected().is_cut)
 
 
 Outcome = tuple[paceline.Step, list[int], list[Tensor]]
@@ -312,7 +312,7 @@ def test_micro_batches_of_more_or_fewer_rows_count_by_their_samples(serve: Any, 
     for _, x, y in session.loader(data(), batch_size=8, collate_fn=collate):
         optimizer.zero_grad()
         for px, py in session.micro_batches((x, y), 4):
-            parts.append(session._part_samples)
+            parts.append(session._contribution._parts.samples)
             (nn.functional.mse_loss(model(px), py) / 4).backward()
         optimizer.step()
         steps.append(session.last)

@@ -52,7 +52,7 @@ def test_a_run_that_loses_its_quorum_between_two_epochs_raises(
                     break
                 if epochs == 0:
                     # An evaluation, while the other worker leaves and the quorum is lost.
-                    native = session._connected()
+                    native = session._membership.connected()
                     assert ends.wait(60)
                     while native.ended() is None:
                         native.wait_for_message(0.1)
@@ -119,7 +119,7 @@ def test_a_loop_over_the_loader_ends_by_itself_at_a_limit(serve: Any, mode: str)
         for _, x, y in session.loader(data(LONG), batch_size=4):
             if number == 1 and step is not None:
                 # The other worker waits for its mean when the time is up.
-                native = session._connected()
+                native = session._membership.connected()
                 while native.ended() is None:
                     native.wait_for_message(0.1)
             train_step(model, optimizer, x, y)
@@ -215,19 +215,19 @@ def test_a_loop_without_torch_ends_by_itself_at_a_limit(serve: Any) -> None:
 def test_a_state_that_does_not_leave_and_the_farewell_share_a_deadline(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.session.PARTING", 0.2)
+    monkeypatch.setattr("paceline.membership.PARTING", 0.2)
     session, _, _ = session_of(serve(1), epochs=1)
     session.loader(data(), batch_size=4)
     upload = threading.Thread(target=threading.Event().wait, daemon=True)
     upload.start()
-    session._connected_replication()._uploads = [upload]
-    native, left = session._connected(), []
+    session._membership.replicating()._uploads = [upload]
+    native, left = session._membership.connected(), []
 
     class Spy:
         def leave(self, seconds: float) -> None:
             left.append(seconds)
             native.leave(10.0)
 
-    session._worker = Spy()  # type: ignore[assignment]
+    session._membership.worker = Spy()  # type: ignore[assignment]
     session.close()
     assert left == [0.0]

@@ -458,7 +458,7 @@ def test_frozen_values_that_agree_are_not_taken_from_the_run(
         optimizer = torch.optim.SGD(model.head.parameters(), lr=0.01)
         session = paceline.init(model, optimizer, server=server.address, epochs=1)
         loader = session.loader(data(), batch_size=4)
-        taken = session._takes_state
+        taken = session._membership.takes_state
         next(iter(loader))
         session.close()
         return taken

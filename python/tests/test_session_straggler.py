@@ -190,7 +190,7 @@ def test_the_last_step_of_a_worker_that_leaves_is_replayed_as_it_was(serve: Any,
             if number == 1:
                 optimizer.step()
                 # The other worker needs the record of this step. This one then replays all three of the other's.
-                session._boundary()
+                session._update.end_step()
                 first_stepped.set()
                 assert left.wait(PATIENCE)
             elif at < 2:

@@ -172,7 +172,7 @@ def test_other_ranks_wait_until_the_model_of_rank_0_defines_the_run(
         torch.nn.init.constant_(model[0].weight, float(rank))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         session = paceline.init(model, optimizer, policy="full", epochs=1)
-        session._run = run
+        session._membership.run = run
         for _, x, y in session.loader(data(), batch_size=4):
             torch.nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()

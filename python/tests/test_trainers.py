@@ -233,7 +233,7 @@ def test_a_loop_that_takes_the_nominal_length_for_an_epoch_is_told(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = paceline.init(model, optimizer, server=serve(1).address, policy="full", epochs=1)
     loader = session.loader(data(), batch_size=4)
-    session._workers = 2  # as if another worker were slow
+    session._membership.workers = 2  # as if another worker were slow
     with caplog.at_level(logging.WARNING, "paceline"):
         for _ in range(2):
             for _, (_, x, y) in zip(range(len(loader)), loader):

@@ -52,14 +52,14 @@ class Watch(threading.Thread):
 
     def __init__(self, session: paceline.Session):
         super().__init__()
-        self.session = session._connected()
+        self.worker = session._membership.connected()
         self.over = False
         self.cut = float("inf")
         self.start()
 
     def run(self) -> None:
         while not self.over:
-            if self.session.is_cut():
+            if self.worker.is_cut():
                 self.cut = time.perf_counter()
                 return
             time.sleep(1e-4)

@@ -98,14 +98,15 @@ class LedgerCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Goes on with the run's epoch: a slow worker may have missed a whole one."""
-        session, loop = self._loader.session, trainer.fit_loop
-        if _has_all_batches(trainer) and not trainer.is_last_batch and session._goes_on():
+        session, portions = self._loader.session, self._loader.portions
+        loop = trainer.fit_loop
+        if _has_all_batches(trainer) and not trainer.is_last_batch and portions.goes_on():
             # The run had stopped right after the last batch of this epoch.
             _end_epoch(trainer)
         progress = loop.epoch_progress.current
         progress.processed = max(progress.processed, session.epoch)
         progress.completed = progress.processed - 1
-        if not session._goes_on():
+        if not portions.goes_on():
             trainer.should_stop = True
 
 
