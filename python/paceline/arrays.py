@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from . import _native
 from .errors import PacelineError, run_ended
-from .joining import join
+from .joining import as_texts, join
 from .launch import Run, find_run
 from .safetensors import Entry, write
 from .step import Step, last_step, unused
@@ -184,7 +184,7 @@ def init_arrays(
         batch=batch_size,
         seed=seed,
         epochs=epochs,
-        settings={k.replace("_", "-"): str(v) for k, v in settings.items() if v is not None},
+        settings=as_texts(settings),
         state=lambda: bytes(_state(params)),
     )
     return ArraySession(params, worker, samples, lr)

@@ -73,6 +73,11 @@ def join(
     return worker, taken[1]
 
 
+def as_texts(settings: Mapping[str, object]) -> dict[str, str]:
+    """Settings given as keyword arguments, as a config file has them. Those that are ``None`` are left out."""
+    return {name.replace("_", "-"): str(value) for name, value in settings.items() if value is not None}
+
+
 def _advised(error: str, address: str) -> str:
     if "refused: " in error:
         return error

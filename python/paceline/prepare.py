@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .errors import PacelineError, wrapped_in_ddp
+from .errors import wrapped_in_ddp
+from .joining import as_texts
 from .launch import Run
 from .session import Session
 
@@ -74,8 +75,7 @@ def init(
             "scale"
         )
     models = _models(model)
-    named: dict[str, object] = {"policy": policy, "straggler": straggler, **settings}
-    texts = {k.replace("_", "-"): str(v) for k, v in named.items() if v is not None}
+    texts = as_texts({"policy": policy, "straggler": straggler, **settings})
     if mode == "server" and lr_scaling is not None:
         texts["lr-scaling"] = lr_scaling
     return Session(
