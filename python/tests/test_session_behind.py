@@ -87,6 +87,17 @@ class Loop:
         gate.open.clear()
         wait_until(gate.holds.is_set)
 
+    def behind(self, rounds: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Some batches of the loader. Each is computed when this worker is behind by as many rounds."""
+        for step, (x, y) in enumerate(self.batches(stream=False)):
+            if step == STEPS:
+                return
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+            self.fall_behind(rounds)
+            yield x, y
+            self.note()
+
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         return nn.functional.mse_loss(self.model(x), y)
 
@@ -269,12 +280,7 @@ def test_a_step_that_the_state_has_already_changes_nothing(
 ) -> None:
     def slow(loop: Loop) -> int:
         taken = 0
-        for step, (x, y) in enumerate(loop.batches(stream=False)):
-            if step == STEPS:
-                break
-            for optimizer in loop.optimizers:
-                optimizer.zero_grad()
-            loop.fall_behind(rounds=2)
+        for x, y in loop.behind(rounds=2):
 
             def contribute() -> Tensor:
                 loss = loop.loss(x, y)
@@ -293,7 +299,6 @@ def test_a_step_that_the_state_has_already_changes_nothing(
             assert all(p.grad is not None for p in loop.model.parameters())
             if not closure:
                 taken += all(torch.equal(a, b) for a, b in zip(before, values(loop.model)))
-            loop.note()
         return taken
 
     server = serve(2, policy="static:1")
@@ -329,14 +334,9 @@ def test_a_record_that_is_too_long_to_send_makes_a_worker_take_the_state(
 
     def slow(loop: Loop) -> None:
         (optimizer,) = loop.optimizers
-        for step, (x, y) in enumerate(loop.batches(stream=False)):
-            if step == STEPS:
-                break
-            optimizer.zero_grad()
-            loop.fall_behind(rounds=2)
+        for x, y in loop.behind(rounds=2):
             loop.loss(x, y).backward()
             optimizer.step()
-            loop.note()
 
     run(serve(2, policy="static:1").address, slow)
 
@@ -367,15 +367,10 @@ def test_a_fused_optimizer_follows_the_run_in_the_layout_channels_last(
 ) -> None:
     def slow(loop: Loop) -> None:
         (optimizer,) = loop.optimizers
-        for step, (x, y) in enumerate(loop.batches(stream=False)):
-            if step == STEPS:
-                break
-            optimizer.zero_grad()
-            loop.fall_behind(rounds=2)
+        for x, y in loop.behind(rounds=2):
             loop.loss(x, y).backward()
             change(loop.model)
             optimizer.step()
-            loop.note()
             for param, state in optimizer.state.items():
                 assert param.grad.stride() == param.stride() == state["exp_avg"].stride()
 
@@ -395,17 +390,12 @@ def test_a_step_that_is_skipped_is_skipped_by_a_worker_that_missed_it(serve: Any
     def slow(loop: Loop) -> int:
         (optimizer,) = loop.optimizers
         missed = 0
-        for at, (x, y) in enumerate(loop.batches(stream=False)):
-            if at == STEPS:
-                break
-            optimizer.zero_grad()
-            loop.fall_behind(rounds=3)
+        for x, y in loop.behind(rounds=3):
             loop.loss(x, y).backward()
             before = values(loop.model)
             step(loop, optimizer)
             if loop.session.round % 2:
                 assert all(map(torch.equal, before, values(loop.model)))
-            loop.note()
             assert loop.session.last is not None
             missed += loop.session.last.missed
         return missed
@@ -422,18 +412,13 @@ def test_a_replay_that_makes_other_values_than_its_record_is_followed_by_the_run
     def slow(loop: Loop) -> list[bool]:
         (optimizer,) = loop.optimizers
         replays = loop.watch_replays()
-        for at, (x, y) in enumerate(loop.batches(stream=False)):
-            if at == STEPS:
-                break
+        for at, (x, y) in enumerate(loop.behind(rounds=3)):
             if at == 2:
                 with torch.no_grad():
                     for param in loop.model.parameters():
                         param += 1.0
-            optimizer.zero_grad()
-            loop.fall_behind(rounds=3)
             loop.loss(x, y).backward()
             optimizer.step()
-            loop.note()
         return replays
 
     replays = run(serve(2, policy="static:1").address, slow)

@@ -16,10 +16,10 @@ from workers import (
     by_round,
     data,
     fit,
+    fit_several,
     mlp,
     seeded,
     together,
-    values,
 )
 
 OPTIMIZERS = {
@@ -114,41 +114,16 @@ def test_last_says_what_became_of_the_contribution(serve: Any) -> None:
 def test_several_models_and_optimizers_train_in_one_session(serve: Any) -> None:
     server = serve(2, policy="full")
 
-    def train(step: Any, samples: list[int]) -> Any:
+    def train(models: list[nn.Module], samples: list[int], _no_sync: Any) -> None:
         _, x, y = data().tensors
-        nn.functional.mse_loss(step[1](step[0](x[samples])), y[samples]).backward()
+        nn.functional.mse_loss(models[1](models[0](x[samples])), y[samples]).backward()
 
     def make() -> tuple[list[nn.Module], list[Any]]:
         models = [seeded(nn.Linear(6, 4)), seeded(nn.Linear(4, 1))]
         first = torch.optim.SGD(models[0].parameters(), lr=0.1)
         return models, [first, torch.optim.Adam(models[1].parameters(), lr=0.01)]
 
-    def worker(_: int) -> Any:
-        models, optimizers = make()
-        session = paceline.init(
-            models, optimizers, server=server.address, policy="full", epochs=1
-        )
-        rounds = []
-        for index, _x, _y in session.loader(data(), batch_size=4):
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            train(models, index.tolist())
-            for optimizer in optimizers:
-                optimizer.step()
-            rounds.append(index.tolist())
-        session.close()
-        return rounds, values(nn.ModuleList(models))
-
-    (first, found), (second, other) = together(2, worker)
-    assert_identical([found, other])
-    models, optimizers = make()
-    for samples in zip(first, second, strict=True):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        train(models, samples[0] + samples[1])
-        for optimizer in optimizers:
-            optimizer.step()
-    assert_close(found, values(nn.ModuleList(models)), 1e-4)
+    fit_several(server, make, train)
 
 
 def test_norms_are_those_of_the_gradients_alone(serve: Any) -> None:

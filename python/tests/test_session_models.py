@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import paceline
@@ -22,6 +21,7 @@ from workers import (
     by_round,
     data,
     fit,
+    fit_several,
     mlp,
     seeded,
     together,
@@ -320,43 +320,17 @@ def test_several_models_with_a_backward_pass_each_make_one_contribution(
         models = [mlp(), seeded(nn.Linear(1, 1))]
         return models, [torch.optim.SGD(model.parameters(), lr=0.05) for model in models]
 
-    def losses(models: list[nn.Module], samples: list[int]) -> Iterator[torch.Tensor]:
+    def train(models: list[nn.Module], samples: list[int], no_sync: Any) -> None:
         generator, critic = models
         fake = generator(x[samples])
-        yield (critic(fake.detach()) - critic(y[samples])).square().mean()
+        loss = (critic(fake.detach()) - critic(y[samples])).square().mean()
+        with no_sync():
+            loss.backward()
         critic.requires_grad_(False)
-        yield (critic(fake) - 1.0).square().mean()
+        (critic(fake) - 1.0).square().mean().backward()
         critic.requires_grad_(True)
 
-    def worker(_: int) -> Any:
-        models, optimizers = make()
-        session = paceline.init(
-            models, optimizers, server=server.address, policy="full", epochs=1, mode=mode
-        )
-        rounds = []
-        for index, _x, _y in session.loader(data(), batch_size=4):
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            for part, loss in enumerate(losses(models, index.tolist())):
-                with session.no_sync() if part == 0 else nullcontext():
-                    loss.backward()
-            for optimizer in optimizers:
-                optimizer.step()
-            rounds.append(index.tolist())
-        session.close()
-        return rounds, values(nn.ModuleList(models))
-
-    (first, found), (second, other) = together(2, worker)
-    assert_identical([found, other])
-    models, optimizers = make()
-    for samples in zip(first, second, strict=True):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        for loss in losses(models, samples[0] + samples[1]):
-            loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-    assert_close(found, values(nn.ModuleList(models)), 1e-4)
+    fit_several(server, make, train, mode=mode)
 
 
 class Checkpointed(nn.Module):

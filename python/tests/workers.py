@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -149,6 +150,45 @@ def alone(
         if scheduler is not None:
             scheduler.step()
     return values(model)
+
+
+def fit_several(
+    server: Server,
+    make: Callable[[], tuple[list[nn.Module], list[torch.optim.Optimizer]]],
+    train: Callable[[list[nn.Module], list[int], Callable[[], Any]], None],
+    **settings: Any,
+) -> None:
+    """Two workers train several models, and end as one process that trains on the batches of both.
+
+    ``train(models, samples, no_sync)`` computes the gradients of a step: all of its backward passes but the last
+    are inside ``no_sync()``.
+    """
+
+    def worker(_: int) -> tuple[list[list[int]], list[Tensor]]:
+        models, optimizers = make()
+        session = paceline.init(
+            models, optimizers, server=server.address, policy="full", epochs=1, **settings
+        )
+        rounds = []
+        for index, _x, _y in session.loader(data(), batch_size=4):
+            step(models, optimizers, index.tolist(), session.no_sync)
+            rounds.append(index.tolist())
+        session.close()
+        return rounds, values(nn.ModuleList(models))
+
+    def step(models: Any, optimizers: Any, samples: list[int], no_sync: Callable[[], Any]) -> None:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        train(models, samples, no_sync)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    (first, found), (second, other) = together(2, worker)
+    assert_identical([found, other])
+    models, optimizers = make()
+    for one, two in zip(first, second, strict=True):
+        step(models, optimizers, one + two, nullcontext)
+    assert_close(found, values(nn.ModuleList(models)), 1e-4)
 
 
 def data(samples: int = 48) -> torch.utils.data.TensorDataset:
