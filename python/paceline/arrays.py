@@ -161,15 +161,16 @@ def init_arrays(
 
     Args:
         params: The parameters, by name: contiguous ``float32`` arrays, which training updates in place.
-        samples: Samples in an epoch.
-        batch_size: Samples per worker and round.
+        samples: Number of samples in an epoch.
+        batch_size: Number of samples per worker and round.
         optimizer: ``"sgd"``, ``"momentum:0.9"``, ``"adam"`` or ``"adamw"``, with options as in
             ``paceline train --optimizer``.
-        lr: The learning rate; change :attr:`ArraySession.lr` to schedule it.
-        epochs: Epochs after which the run is over.
-        seed: Seed of the order of samples.
-        server: Address of the server; by default ``PACELINE_SERVER``, or a server of its own.
-        settings: Further settings of the run, by their names in a config file (``policy="full"``).
+        lr: The learning rate. Change :attr:`ArraySession.lr` to schedule it.
+        epochs: Number of epochs after which the run ends. By default it ends when all workers have left.
+        seed: Seed of the order of samples. Default: 0.
+        server: Address of the server, ``HOST:PORT``. By default ``PACELINE_SERVER``, or a server that the
+            script starts.
+        settings: Further settings of the run, by their names in a config file, such as ``policy="full"``.
     """
     for name, array in params.items():
         if array.dtype != np.float32 or not array.flags.c_contiguous or not array.flags.writeable:

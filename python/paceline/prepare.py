@@ -39,24 +39,29 @@ def init(
     """Prepares a model and its optimizer for training together with other workers.
 
     Args:
-        model: The model, or several: a list or a dict of models that train together.
-        optimizer: Its optimizer, or several.
-        scheduler: The learning-rate schedulers. A worker that missed rounds catches up with them.
-        scaler: The ``GradScaler``, if there is one. A session has one at most.
-        mode: ``"mean"``: ``.grad`` becomes the mean over the workers that made the cut, and every
-            worker steps its own optimizer. ``"server"``: the optimizer runs on the shards, and
-            workers hold no optimizer state.
-        policy: When a round stops waiting, such as ``"auto"`` (the default) or ``"full"``.
-        straggler: What a straggler does at the cut: ``"salvage"`` (the default) or ``"abort"``.
-        lr_scaling: How the learning rate follows the samples behind an update: ``"linear"`` or
-            ``"sqrt"``, or ``"adascale"`` in mode ``"server"``. By default it is yours alone.
-        batch_size: Samples behind each ``backward()`` of a loop over its own data.
-        accumulate: Batches of the loader per contribution, for gradient accumulation.
-        epochs: Epochs after which the run is over.
-        seed: Seed of the order of samples.
-        hash_every: Rounds between two comparisons of the replicas; 0 for none.
-        server: Address of the server; by default ``PACELINE_SERVER``, or a server of its own.
-        settings: Further settings of the run, by their names in a config file (``quorum=2``).
+        model: The model to train, or a list or dict of models that train together.
+        optimizer: The optimizer of the model, or a list of optimizers.
+        scheduler: The learning-rate scheduler, or a list of them. A worker that missed rounds takes over the
+            run's schedulers.
+        scaler: The ``GradScaler`` of the training loop, if it has one. A session supports one.
+        mode: ``"mean"``: ``.grad`` becomes the mean over the workers whose contributions the round used,
+            and every worker steps its own optimizer. ``"server"``: the optimizer runs on the shards, and
+            workers hold no optimizer state. Default: ``"mean"``.
+        policy: The policy that decides when a round stops waiting, such as ``"auto"`` (the default) or
+            ``"full"``.
+        straggler: What a straggler does at the cut. ``"salvage"`` (the default): its finished micro-batches
+            count. ``"abort"``: it contributes nothing.
+        lr_scaling: How the learning rate scales with the samples behind an update: ``"linear"`` or
+            ``"sqrt"``, or ``"adascale"`` in mode ``"server"``. By default it does not.
+        batch_size: Number of samples behind each ``backward()`` of a loop over its own data. Not needed with
+            :meth:`Session.loader`.
+        accumulate: Number of batches per contribution, for gradient accumulation. Default: 1.
+        epochs: Number of epochs after which the run ends. By default it ends when all workers have left.
+        seed: Seed of the order of samples. Default: 0.
+        hash_every: Number of rounds between two comparisons of the replicas; 0 disables them. Default: 50.
+        server: Address of the server, ``HOST:PORT``. By default ``PACELINE_SERVER``, or a server that the
+            script starts.
+        settings: Further settings of the run, by their names in a config file, such as ``quorum=2``.
 
     Returns:
         The session.

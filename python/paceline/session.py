@@ -78,7 +78,6 @@ class Session:
             epochs=epochs,
             hash_every=hash_every,
             settings=settings,
-            # Under a loss scale a gradient is removed again if a later one overflows.
             clears=scaler is not None,
             close=self.close,
         )
@@ -108,64 +107,65 @@ class Session:
 
     @property
     def last(self) -> Step | None:
-        """The :class:`Step` of the last contribution; ``None`` before the first."""
+        """The :class:`Step` of the last contribution, or ``None`` before the first."""
         return self._update.last
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """Computes gradients like ``loss.backward()``, and stops in the middle when the round is cut.
+        """Computes gradients like ``loss.backward()``, and stops early when the round is cut.
 
-        On a CPU in eager mode this returns at the next gradient after a cut. Under ``torch.compile`` and
-        on CUDA a cut takes effect between micro-batches. Arguments are those of ``Tensor.backward``.
+        In eager mode on a CPU it returns at the next gradient after the cut. Under ``torch.compile`` and on
+        CUDA a cut takes effect between micro-batches. Takes the arguments of ``Tensor.backward``.
         """
         self._contribution.backward(loss, **kwargs)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A context in which ``backward()`` accumulates in ``.grad`` without contributing, as under DDP.
+        """Context manager in which ``backward()`` accumulates in ``.grad`` without contributing, as in DDP.
 
-        The first ``backward()`` after it contributes the sum.
+        The first ``backward()`` after the context contributes the sum.
         """
         with self._contribution.no_sync():
             yield
 
     def micro_batches(self, batch: T, n: int) -> Iterator[T]:
-        """Splits a batch into ``n`` micro-batches; ends early when the round is cut.
+        """Iterates over ``n`` micro-batches of a batch, and ends early when the round is cut.
 
-        A batch is a tensor, or a tuple, list or mapping of batches; it is split along its first
-        dimension. Divide the loss of each micro-batch by ``n``. Finished micro-batches count with the
-        weight of their samples. ``.grad`` holds the mean when the loop has ended.
+        The batch is a tensor, or a tuple, list or mapping of batches. It is split along its first dimension.
+        Divide the loss of each micro-batch by ``n``. Finished micro-batches count with the weight of their
+        samples. After the loop ``.grad`` holds the mean.
 
-        A batch of :meth:`loader` may have several rows per sample, or one for several samples, if its
-        micro-batches hold whole samples.
+        A batch of :meth:`loader` may have several rows per sample, or one row for several samples, if every
+        micro-batch holds whole samples.
         """
         return self._contribution.micro_batches(batch, n)
 
     def skip_step(self) -> None:
-        """Ends a step without ``optimizer.step()``, for example because the norm of the gradient is too large.
+        """Skips a step, for example because the norm of the gradient is too large.
 
-        Call it instead of ``optimizer.step()``, on every worker alike: decide by what all workers share, such as
-        the mean in ``.grad`` or :attr:`round`, and not by the loss of the own batch. A worker that missed the
-        round skips the step as well. Only in mode ``"mean"``.
+        Call it instead of ``optimizer.step()``. All workers must make the same decision: base it on values that
+        they share, such as the mean in ``.grad`` or :attr:`round`, and not on the loss of the local batch. A
+        worker that missed the round skips the step as well. Only in mode ``"mean"``.
         """
         self._update.skip_step()
 
     def loader(self, dataset: Any, batch_size: int = 1, **kwargs: Any) -> LedgerLoader:
-        """A data loader whose samples the run hands out: every sample is used once per epoch.
+        """Returns a data loader for the samples that the run assigns: every sample is used once per epoch.
 
-        Further arguments go to :class:`torch.utils.data.DataLoader`, such as ``num_workers`` and
-        ``collate_fn``. ``shuffle=False`` keeps the order of the data.
+        ``batch_size`` is the number of samples per batch. Further arguments, such as ``num_workers`` and
+        ``collate_fn``, are passed to :class:`torch.utils.data.DataLoader`. ``shuffle=False`` keeps the order of
+        the data.
         """
         return LedgerLoader(self, self._portions, dataset, batch_size, **kwargs)
 
     def epochs(self, total: int) -> Iterator[int]:
-        """The epochs from the run's current one to ``total - 1``. A worker that joins late, or resumes a run,
-        skips the ones that are over.
+        """Iterates over the epochs from the run's current one to ``total - 1``.
 
-        If the run stopped right after the last batch of an epoch, that epoch comes first, without batches:
-        for what the loop does after an epoch.
+        A worker that joins late, or resumes a run, skips completed epochs. If the run stopped right after the
+        last batch of an epoch, that epoch comes first, without batches, so that the loop does its work after
+        the epoch.
 
-        Call :meth:`loader` before. The iteration ends with the run, and with the first epoch whose loop over
-        the loader was left before its end.
+        Call :meth:`loader` first. The iteration ends with the run, or after an epoch whose loop over the loader
+        was left early.
         """
         if not self._membership.hands_out:
             raise PacelineError(
@@ -185,7 +185,7 @@ class Session:
 
     @property
     def epoch(self) -> int:
-        """The number of epochs of which every sample was used."""
+        """The number of completed epochs."""
         worker, replication = self._membership.worker, self._membership.replication
         if worker is None:
             return 0
@@ -194,21 +194,21 @@ class Session:
 
     @property
     def round(self) -> int:
-        """The round that the next contribution is for."""
+        """The number of the round that the next contribution is for."""
         worker = self._membership.worker
         return worker.taken() if worker is not None else 0
 
     @property
     def number(self) -> int:
-        """This worker's number in the run."""
+        """The number of this worker in the run."""
         return self._membership.connected().number
 
     def connect(self, samples: int | None, batch: int, ahead: int = 0) -> None:
-        """Joins the run with this data; :meth:`loader` and the first ``backward()`` do it."""
+        """Joins the run with this data. :meth:`loader` and the first ``backward()`` call it."""
         self._membership.connect(samples, batch, ahead)
 
     def close(self) -> None:
-        """Leaves the run. Without it the session leaves when the interpreter exits."""
+        """Leaves the run. A session that is not closed leaves when the interpreter exits."""
         if os.getpid() != self._process:
             # A forked process has the parent's connections, and none of its threads.
             return
