@@ -27,6 +27,7 @@ mod patience;
 mod policy;
 mod portion;
 mod pushes;
+mod quorum;
 mod roster;
 mod round;
 mod runtime;

@@ -6,6 +6,7 @@
 
 mod cutting;
 mod overdue;
+mod reports;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -14,10 +15,10 @@ use std::{
 };
 
 use crate::{
-    Announcement, Arrival, Blocks, Contribution, ContributionId, Event, EventKind, Handout, Late,
-    LeaveReason, MachineError, Policy, Round, RunTime, ShardId, State, StopReason, Straggler, Time,
-    WorkerId, contributions::Contributions, grace::Grace, noise::GradientNorm, patience::Patience,
-    roster::Terms, useless::Useless, wait::Wait,
+    Announcement, Contribution, ContributionId, Event, EventKind, Handout, Late, MachineError,
+    Policy, Round, ShardId, StopReason, Straggler, Time, WorkerId, contributions::Contributions,
+    grace::Grace, noise::GradientNorm, patience::Patience, quorum::QuorumWatch, roster::Terms,
+    useless::Useless, wait::Wait,
 };
 
 /// Settings of a round that hold for every policy.
@@ -88,7 +89,6 @@ pub struct RoundMachine {
     blocks: u32,
     wait: Wait,
     phase: Phase,
-    begun: bool,
     cut_at: Time,
     /// Names of the live workers.
     live: BTreeMap<WorkerId, String>,
@@ -96,12 +96,12 @@ pub struct RoundMachine {
     splits: BTreeMap<WorkerId, u32>,
     /// The shards of the open round.
     shards: Arc<BTreeSet<ShardId>>,
+    quorum: QuorumWatch,
     grace: Grace,
     patience: Patience,
     /// When to look for contributions that have become overdue.
     overdue_check: Option<Time>,
     useless: Useless,
-    quorum_short_since: Option<Time>,
     events: VecDeque<Event>,
 }
 
@@ -116,20 +116,19 @@ impl RoundMachine {
             lag: policy.admissible_lag(),
         };
         RoundMachine {
+            quorum: QuorumWatch::new(&config),
             patience: Patience::default(),
             overdue_check: None,
             config,
             blocks: 1,
             wait: Wait::new(policy, first, terms),
             phase: Phase::Closed,
-            begun: false,
             cut_at: Time::ZERO,
             live: BTreeMap::new(),
             splits: BTreeMap::new(),
             shards: Arc::default(),
             grace: Grace::default(),
             useless: Useless::default(),
-            quorum_short_since: Some(Time::ZERO),
             events: VecDeque::new(),
         }
     }
@@ -188,6 +187,23 @@ impl RoundMachine {
         self.contributions().is_working(worker)
     }
 
+    /// The work of `worker`: its current work, or the last that a close took.
+    pub fn work_of(
+        &self,
+        worker: WorkerId,
+        id: ContributionId,
+    ) -> Result<&Contribution, MachineError> {
+        self.check_live(worker)?;
+        self.contributions().get(worker, id).ok_or(MachineError::NotGiven { worker, id })
+    }
+
+    fn check_live(&self, worker: WorkerId) -> Result<(), MachineError> {
+        match self.live.contains_key(&worker) {
+            true => Ok(()),
+            false => Err(MachineError::Unknown(worker)),
+        }
+    }
+
     pub(crate) fn contributions(&self) -> &Contributions {
         &self.wait.roster.contributions
     }
@@ -201,78 +217,6 @@ impl RoundMachine {
         self.events.pop_front()
     }
 
-    /// A worker has joined.
-    pub fn handle_join(
-        &mut self,
-        worker: WorkerId,
-        name: &str,
-        now: Time,
-    ) -> Result<(), MachineError> {
-        self.catch_up(now);
-        if self.live.contains_key(&worker) {
-            return Err(MachineError::AlreadyLive(worker));
-        }
-        self.live.insert(worker, name.to_owned());
-        self.wait.ask_again();
-        self.emit(now, EventKind::WorkerJoined { worker, name: name.to_owned() });
-        Ok(())
-    }
-
-    /// A worker is gone. Its delivered contributions stay; its current work will not arrive.
-    pub fn handle_leave(
-        &mut self,
-        worker: WorkerId,
-        why: LeaveReason,
-        now: Time,
-    ) -> Result<(), MachineError> {
-        self.catch_up(now);
-        if self.live.remove(&worker).is_none() {
-            return Err(MachineError::Unknown(worker));
-        }
-        self.splits.remove(&worker);
-        self.contributions_mut().leave(worker);
-        self.useless.forget(worker);
-        self.wait.ask_again();
-        self.emit(now, EventKind::WorkerLeft { worker, why });
-        Ok(())
-    }
-
-    /// The round must not be cut before this contribution has arrived: a shard has not received its part.
-    pub(crate) fn wait_for_shard(&mut self, worker: WorkerId, id: ContributionId) {
-        if let Some(contribution) = self.contributions_mut().get_mut(worker, id) {
-            contribution.awaits_shard = true;
-        }
-    }
-
-    /// A worker has finished some of its micro-batches.
-    pub fn handle_progress(&mut self, worker: WorkerId, id: ContributionId, done: u32, now: Time) {
-        self.catch_up(now);
-        let done = done.min(self.config.micro_batches);
-        let current = |c: &&mut Contribution| c.state().may_arrive() && c.done < done;
-        let work = self.contributions_mut().get_mut(worker, id).filter(current);
-        let Some(work) = work else { return };
-        if work.state() == State::Given {
-            work.become_state(State::Computing).expect("it was given");
-        }
-        (work.done, work.done_at) = (done, now);
-        work.first.get_or_insert((done, now));
-        let base = work.base;
-        if self.config.straggler.counts_parts() {
-            self.emit(now, EventKind::Progress { worker, base, done });
-        }
-    }
-
-    /// A worker splits its batches into this many micro-batches, not into those of the run's setting.
-    pub fn handle_split(&mut self, worker: WorkerId, parts: u32, now: Time) {
-        self.catch_up(now);
-        if self.config.straggler.counts_parts() && self.live.contains_key(&worker) {
-            let parts = parts.clamp(1, self.config.micro_batches.max(1));
-            if self.splits.insert(worker, parts) != Some(parts) {
-                self.emit(now, EventKind::Split { worker, parts });
-            }
-        }
-    }
-
     /// Micro-batches in which the next round's batches are expected: of the workers that split theirs the
     /// finest.
     fn expect_parts(&mut self) {
@@ -281,203 +225,13 @@ impl RoundMachine {
         self.wait.roster.expect_parts(finest.unwrap_or(self.config.parts()));
     }
 
-    /// A straggler stopped after `done` micro-batches: its round has closed without it, or will.
-    pub fn handle_aborted(
-        &mut self,
-        worker: WorkerId,
-        id: ContributionId,
-        done: u32,
-        now: Time,
-    ) -> Result<(), MachineError> {
-        self.catch_up(now);
-        self.check_live(worker)?;
-        let (phase, round) = (self.phase, self.round().base());
-        let Some(work) = self.contributions_mut().get_mut(worker, id) else {
-            self.contributions().check_abort_of_forgotten(worker, id)?;
-            self.contributions_mut().speak(worker, id);
-            return Ok(());
-        };
-        let (base, cut, present) = (work.base, work.cut, work.cut.is_none());
-        let in_round = present && base == round && work.state() != State::Late;
-        if in_round && phase == Phase::Open {
-            return Err(MachineError::NotCut { worker, id });
-        }
-        work.become_state(State::Abandoned)?;
-        if let Some(cut) = cut {
-            self.grace.answered(now.since(cut));
-        }
-        self.contributions_mut().speak(worker, id);
-        // The close takes its work and records its run-time as censored.
-        if !(in_round && matches!(phase, Phase::Cut { .. })) {
-            if let Some(mut work) = self.contributions_mut().remove(worker, id) {
-                self.contributions_mut().release(&mut work);
-            }
-            if present {
-                self.wait.ask_again();
-            }
-        }
-        self.emit(now, EventKind::Aborted { id, base, worker, done });
-        Ok(())
-    }
-
-    /// A worker announces what it pushes. Returns whether the contribution is still known.
-    pub(crate) fn handle_announced(
-        &mut self,
-        worker: WorkerId,
-        announcement: Announcement,
-        now: Time,
-    ) -> Result<bool, MachineError> {
-        self.catch_up(now);
-        self.check_live(worker)?;
-        let known = self.contributions_mut().announce(worker, announcement, now)?;
-        if self.config.straggler.counts_parts()
-            && matches!(self.phase, Phase::Cut { .. })
-            && let Some(work) = self.contributions_mut().get_mut(worker, announcement.id)
-        {
-            work.past_cut = true;
-        }
-        Ok(known)
-    }
-
-    fn check_live(&self, worker: WorkerId) -> Result<(), MachineError> {
-        match self.live.contains_key(&worker) {
-            true => Ok(()),
-            false => Err(MachineError::Unknown(worker)),
-        }
-    }
-
-    /// A worker announces its contribution, which is complete.
-    pub fn handle_arrival(
-        &mut self,
-        worker: WorkerId,
-        announcement: Announcement,
-        now: Time,
-    ) -> Result<(), MachineError> {
-        if self.handle_announced(worker, announcement, now)? {
-            self.arrive(worker, announcement.id, Blocks::All, now);
-        }
-        Ok(())
-    }
-
-    /// An announced contribution is complete on `blocks`: on all, or on those that are waited for. It is
-    /// accepted or late; the event says which.
-    pub(crate) fn arrive(
-        &mut self,
-        worker: WorkerId,
-        id: ContributionId,
-        blocks: Blocks,
-        now: Time,
-    ) {
-        self.catch_up(now);
-        let Some(mut given) = self.contributions_mut().remove(worker, id) else { return };
-        given.blocks = blocks;
-        let in_time = given.state() == State::Announced;
-        let (base, weight, run_time) = (given.base, given.weight(), given.run_time(now));
-        let cut = matches!(self.phase, Phase::Cut { .. }).then_some(self.cut_at);
-        if let Some(cut) = given.cut.or(cut) {
-            self.grace.answered(now.since(cut));
-        }
-        if let RunTime::Observed(took) = run_time {
-            let is_first = self.patience.duration().is_none();
-            self.patience.observe(took);
-            if is_first {
-                self.plan_overdue_check();
-            }
-        }
-        let fresh = base >= self.wait.roster.oldest_admissible();
-        if !fresh {
-            self.wait.late(&given, now);
-        }
-        if !in_time || !(fresh || self.config.late == Late::Fold) {
-            self.contributions_mut().release(&mut given);
-            self.emit(now, EventKind::Late { id, base, worker, weight, run_time });
-            return;
-        }
-        let share = weight / f64::from(given.samples);
-        // Only the weight of a stream's contribution may exceed its samples.
-        let share = if given.is_partial() { share.min(1.0) } else { share };
-        let arrival = Arrival { worker, weight, at: now, run_time, share };
-        match self.phase {
-            Phase::Closed => {
-                self.supersede_twin(&given, now);
-                self.contributions_mut().stage(given, arrival);
-            }
-            Phase::Open | Phase::Cut { .. } => {
-                let waited_for = given.waited_for || given.awaits_shard;
-                self.accept(given, arrival, now);
-                if waited_for {
-                    self.wait.ask_again();
-                }
-            }
-        }
-    }
-
-    /// The other worker with the same samples is told to stop.
-    fn supersede_twin(&mut self, first: &Contribution, now: Time) {
-        let twin = first.twin.and_then(|twin| {
-            self.contributions().working().values().find(|contribution| contribution.id == twin)
-        });
-        if let Some(&Contribution { id, worker, base, .. }) = twin {
-            self.emit(now, EventKind::Superseded { id, worker, base, by: first.worker });
-        }
-    }
-
-    /// More blocks have arrived of a contribution that was accepted before it was whole. Returns it, if its
-    /// round is not closed yet.
-    pub(crate) fn extend(
-        &mut self,
-        worker: WorkerId,
-        id: ContributionId,
-        more: &Blocks,
-    ) -> Option<&Contribution> {
-        if self.phase == Phase::Closed {
-            return None;
-        }
-        let contribution =
-            self.contributions_mut().accepted_mut(worker, id).filter(|c| !c.folded)?;
-        contribution.blocks.extend(more);
-        Some(contribution)
-    }
-
-    /// The work of `worker`: its current work, or the last that a close took.
-    pub fn work_of(
-        &self,
-        worker: WorkerId,
-        id: ContributionId,
-    ) -> Result<&Contribution, MachineError> {
-        self.check_live(worker)?;
-        self.contributions().get(worker, id).ok_or(MachineError::NotGiven { worker, id })
-    }
-
-    fn accept(&mut self, mut contribution: Contribution, arrival: Arrival, now: Time) {
-        self.supersede_twin(&contribution, now);
-        let round = self.round();
-        let Contribution { id, worker, base, worth, ref blocks, .. } = contribution;
-        let (weight, blocks) = (contribution.weight(), blocks.clone());
-        let loss = contribution.announcement().and_then(|announcement| announcement.loss);
-        let (run_time, mut share) = (arrival.run_time, worth);
-        if base >= self.wait.roster.oldest_admissible() {
-            self.wait.accept(contribution, arrival);
-        } else {
-            share *= Late::share(round.base().0 - base.0);
-            contribution.folded = true;
-            self.contributions_mut().accept(contribution, share);
-        }
-        let arrived =
-            EventKind::Arrived { round, id, base, worker, weight, share, loss, run_time, blocks };
-        self.emit(now, arrived);
-    }
-
     /// Whether the next round may open: the last is closed, enough workers are live, one is idle.
     pub fn can_open(&self, now: Time) -> bool {
-        let enough = self.live.len() >= self.config.quorum.max(1);
-        let begun = self.begun
-            || self.live.len() >= self.config.expected
-            || now >= Time::ZERO + self.config.join_grace;
+        let enough = self.quorum.is_enough(self.live.len(), now);
         // Scans the workers, so it is evaluated last.
         let anyone =
             || self.has_staged() || self.live.keys().any(|worker| !self.is_working(*worker));
-        self.phase == Phase::Closed && enough && begun && anyone()
+        self.phase == Phase::Closed && enough && anyone()
     }
 
     /// Opens the next round, once its version is published, without naming shards. Returns the contributions,
@@ -497,7 +251,7 @@ impl RoundMachine {
         now: Time,
     ) -> Vec<ContributionId> {
         assert_eq!(self.phase, Phase::Closed, "a round opens when the last is closed");
-        self.begun = true;
+        self.quorum.opened();
         self.phase = Phase::Open;
         if *self.shards != shards {
             self.shards = Arc::new(shards);
@@ -588,36 +342,13 @@ impl RoundMachine {
             Phase::Cut { until } => Some(until),
             Phase::Closed => None,
         };
-        let join =
-            (!self.begun && !self.live.is_empty()).then_some(Time::ZERO + self.config.join_grace);
-        let wakes = [round, join, self.quorum_deadline(), self.next_overdue()];
+        let wakes = [round, self.quorum.next_wake(self.live.len()), self.next_overdue()];
         wakes.into_iter().flatten().min()
     }
 
     /// The reason to stop, once the run has been below the quorum for longer than the grace.
     pub fn quorum_lost(&self, now: Time) -> Option<StopReason> {
-        let grace = self.quorum_grace();
-        self.quorum_deadline().filter(|&deadline| now >= deadline).map(|_| StopReason::QuorumLost {
-            live: self.live.len() as u32,
-            quorum: self.config.quorum.max(1) as u32,
-            grace,
-        })
-    }
-
-    fn quorum_deadline(&self) -> Option<Time> {
-        self.quorum_short_since.map(|since| since + self.quorum_grace())
-    }
-
-    fn quorum_grace(&self) -> Duration {
-        match self.begun {
-            true => self.config.quorum_grace,
-            false => self.config.join_grace,
-        }
-    }
-
-    fn watch_quorum(&mut self, now: Time) {
-        let short = self.live.len() < self.config.quorum.max(1);
-        self.quorum_short_since = short.then(|| self.quorum_short_since.unwrap_or(now));
+        self.quorum.lost(self.live.len(), now)
     }
 
     fn emit(&mut self, at: Time, kind: EventKind) {

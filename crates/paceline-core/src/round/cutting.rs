@@ -18,7 +18,7 @@ impl RoundMachine {
     /// [`Self::next_wake`].
     pub fn decide(&mut self, now: Time) {
         self.catch_up(now);
-        self.watch_quorum(now);
+        self.quorum.observe(self.live.len(), now);
         self.note_overdue(now);
         match self.phase {
             Phase::Open if !self.wait.roster.is_anyone_outstanding() => self.cut_if_complete(now),
