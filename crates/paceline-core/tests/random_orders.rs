@@ -1,15 +1,18 @@
 //! The coordinator under random event orders. The checkers stand outside: they see only what goes
 //! in and the events that come out.
 
+mod onlooker;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
+use onlooker::Onlooker;
 use paceline_core::{
-    Announcement, BlockClose, Blocks, ContributionId, Coordinator, CutReason, Decision, Event,
-    EventKind, Late, LeaveReason, Ledger, Phase, Policy, Portion, Round, RoundConfig, RoundView,
-    SampleRange, ShardId, Shards, StopReason, Straggler, Time, Work, WorkerId,
+    Announcement, ContributionId, Coordinator, CutReason, Decision, EventKind, Late, LeaveReason,
+    Ledger, Phase, Policy, Round, RoundConfig, RoundView, ShardId, Shards, StopReason, Straggler,
+    Time, WorkerId,
 };
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 
@@ -108,182 +111,6 @@ impl Policy for Impatient {
     }
 }
 
-/// What an onlooker knows: who was given which samples, what each shard holds, who has arrived.
-#[derive(Default)]
-struct Onlooker {
-    given: BTreeMap<ContributionId, Given>,
-    /// What each shard holds staged.
-    staged: Vec<BTreeSet<ContributionId>>,
-    /// The open round's arrivals, in order.
-    arrived: Vec<Arrived>,
-    counted: BTreeSet<ContributionId>,
-    /// Contributions that nothing may come of any more.
-    discarded: BTreeSet<ContributionId>,
-    received: BTreeSet<(ContributionId, u32)>,
-    /// The open round's shards.
-    shards: BTreeSet<ShardId>,
-    /// Rounds that some shards were left out of.
-    left_out: usize,
-    superseded: usize,
-    crossed: usize,
-    /// The leases that each live worker was told of last.
-    leases: BTreeMap<WorkerId, Vec<Portion>>,
-    /// Leases that a live worker lost to another one.
-    revoked: usize,
-    /// Whether an epoch begins when the one before is complete.
-    barrier: bool,
-    cut: BTreeSet<Round>,
-    closed: BTreeSet<Round>,
-    used: BTreeMap<u32, Vec<bool>>,
-    used_weight: f64,
-}
-
-/// The samples that a worker was given, and the shards that its round has.
-struct Given {
-    portion: Portion,
-    shards: BTreeSet<ShardId>,
-}
-
-/// Who arrived, with what weight, of which samples, and on which shards.
-struct Arrived {
-    id: ContributionId,
-    worker: WorkerId,
-    weight: f64,
-    ranges: Vec<SampleRange>,
-    shards: BTreeSet<u32>,
-}
-
-impl Onlooker {
-    fn new() -> Self {
-        Onlooker { staged: vec![BTreeSet::new(); SHARDS as usize], ..Onlooker::default() }
-    }
-
-    fn see(&mut self, event: &Event, fresh: &BTreeSet<ShardId>) {
-        match &event.kind {
-            EventKind::RoundStarted { work, .. } => {
-                assert!(self.arrived.is_empty(), "a round begins with nobody in it");
-                self.shards.clone_from(fresh);
-                self.left_out += usize::from(fresh.len() < SHARDS as usize);
-                work.iter().for_each(|work| self.give(work));
-            }
-            EventKind::Enlisted { work, .. } => self.give(work),
-            EventKind::Arrived { round, id, base, worker, weight, share, blocks, .. } => {
-                assert!(!self.closed.contains(round), "closed accepts nothing");
-                assert!(*share == 1.0 || *base < round.base(), "what is in time counts whole");
-                self.arrived(*id, *worker, *weight, *share, blocks);
-            }
-            EventKind::Late { id, .. } => self.discard(*id),
-            EventKind::Superseded { .. } => self.superseded += 1,
-            EventKind::Landed { id, shard, .. } => {
-                let staged = &mut self.staged[shard.0 as usize];
-                assert!(staged.remove(id), "what landed has come");
-                let arrived = self.arrived.iter_mut().find(|arrived| arrived.id == *id);
-                let shards = &mut arrived.expect("it has arrived before").shards;
-                assert!(shards.insert(shard.0), "it landed once");
-            }
-            EventKind::Cut { round, .. } => assert!(self.cut.insert(*round), "{round} cut twice"),
-            EventKind::Closed { round, closes, .. } => {
-                assert!(self.cut.contains(round) && self.closed.insert(*round), "{round}");
-                self.closed(closes);
-            }
-            _ => {}
-        }
-    }
-
-    fn give(&mut self, work: &Work) {
-        let may_begin = |portion: &Portion| {
-            let epoch = portion.epoch().expect("a portion has ranges");
-            let is_complete =
-                |e: u32| self.used.get(&e).is_some_and(|e| e.iter().all(|&used| used));
-            !self.barrier || (0..epoch).all(is_complete)
-        };
-        assert!(may_begin(&work.portion), "{} before its epoch", work.portion);
-        if let Some(leases) = self.leases.get_mut(&work.worker)
-            && leases.first().is_some_and(may_begin)
-        {
-            assert_eq!(leases.remove(0), work.portion, "work is the first lease");
-        }
-        let (portion, shards) = (work.portion.clone(), self.shards.clone());
-        self.given.insert(work.id, Given { portion, shards });
-    }
-
-    /// A worker is told of its leases. Any that it knew and is not told of now is revoked.
-    fn lease(&mut self, worker: WorkerId, leases: Vec<Portion>) {
-        let before = self.leases.insert(worker, leases).unwrap_or_default();
-        let left = &self.leases[&worker];
-        self.revoked += before.iter().filter(|lease| !left.contains(lease)).count();
-    }
-
-    /// The shards are told to drop what they hold of a contribution.
-    fn discard(&mut self, id: ContributionId) {
-        self.discarded.insert(id);
-        self.staged.iter_mut().for_each(|staged| {
-            staged.remove(&id);
-        });
-    }
-
-    fn arrived(
-        &mut self,
-        id: ContributionId,
-        worker: WorkerId,
-        weight: f64,
-        share: f64,
-        blocks: &Blocks,
-    ) {
-        assert!(self.counted.insert(id), "{id} counted twice");
-        assert!(!self.discarded.contains(&id), "{id} counts after shards were told to drop it");
-        let mut shards = BTreeSet::new();
-        let mut first = 0;
-        for (shard, size) in (0..).zip(SIZES) {
-            let here = blocks.contains(first) && self.given[&id].shards.contains(&ShardId(shard));
-            let of = blocks.contains(first);
-            assert!((first..first + size).all(|block| blocks.contains(block) == of));
-            first += size;
-            if here {
-                let staged = &mut self.staged[shard as usize];
-                assert!(staged.remove(&id), "half a contribution was counted");
-                shards.insert(shard);
-            }
-        }
-        assert!(!shards.is_empty(), "something of it has come");
-        let given = &self.given[&id].portion;
-        assert!(weight as u32 <= given.len(), "more than was given");
-        let mut left = weight as u32;
-        let mut ranges = given.ranges().to_vec();
-        for range in &mut ranges {
-            range.end = range.end.min(range.start + left);
-            left -= range.end - range.start;
-        }
-        self.arrived.push(Arrived { id, worker, weight: share * weight, ranges, shards });
-    }
-
-    /// Every block closes once, with all who have arrived there.
-    fn closed(&mut self, closes: &[BlockClose]) {
-        let mut arrived = std::mem::take(&mut self.arrived);
-        arrived.sort_by_key(|arrived| arrived.worker);
-        let shards = (0..).zip(SIZES).flat_map(|(shard, size)| vec![shard; size as usize]);
-        for (block, shard) in (0..).zip(shards) {
-            let of = |close: &&BlockClose| close.blocks.contains(block);
-            let mine: Vec<&BlockClose> = closes.iter().filter(of).collect();
-            assert_eq!(mine.len(), 1, "block {block} closes once");
-            if !self.shards.contains(&ShardId(shard)) {
-                continue; // It is left out, and hears nothing of the close.
-            }
-            let there = arrived.iter().filter(|arrived| arrived.shards.contains(&shard));
-            let members: Vec<_> = there.map(|arrived| (arrived.worker, arrived.weight)).collect();
-            assert_eq!(mine[0].members, members, "block {block} of {closes:?}");
-        }
-        for range in arrived.into_iter().flat_map(|arrived| arrived.ranges) {
-            self.used_weight += f64::from(range.len());
-            let fresh = || vec![false; SAMPLES as usize];
-            let epoch = self.used.entry(range.epoch).or_insert_with(fresh);
-            for sample in &mut epoch[range.start as usize..range.end as usize] {
-                assert!(!std::mem::replace(sample, true), "a sample of {range} was used twice");
-            }
-        }
-    }
-}
-
 struct World {
     coordinator: Coordinator,
     onlooker: Onlooker,
@@ -313,14 +140,9 @@ impl World {
             Step::Leave(w) if self.live.remove(&w) => {
                 let why = LeaveReason::Disconnected;
                 self.coordinator.handle_leave(WorkerId(w), why, self.now).unwrap();
-                self.onlooker.leases.remove(&WorkerId(w));
-                // Shards drop what is staged of it, and reports of its session are not heard.
                 let hands = self.hands.remove(&w).into_iter().flatten().flatten();
-                hands.for_each(|(id, _)| {
-                    self.onlooker.staged.iter_mut().for_each(|staged| {
-                        staged.remove(&id);
-                    });
-                });
+                self.onlooker.leave(WorkerId(w), hands.map(|(id, _)| id));
+                // Reports of its session are not heard.
                 self.under_way.retain(|&(worker, ..)| worker != WorkerId(w));
             }
             Step::Stage { worker, shard, before, crosses } => {
@@ -399,13 +221,9 @@ impl World {
 
     fn stage(&mut self, worker: u32, shard: u32, before: bool, crosses: bool) {
         let Some((id, _)) = self.hand(worker, before) else { return };
-        // Workers push to the shards that their round has. A shard receives a part once.
-        if !self.onlooker.given[&id].shards.contains(&ShardId(shard))
-            || !self.onlooker.received.insert((id, shard))
-        {
+        if !self.onlooker.receive(id, shard) {
             return;
         }
-        self.onlooker.staged[shard as usize].insert(id);
         self.under_way.push((WorkerId(worker), id, ShardId(shard)));
         if !crosses {
             self.report();
@@ -415,7 +233,7 @@ impl World {
     /// The last report that is under way comes; older ones are overtaken.
     fn report(&mut self) {
         let Some((worker, id, shard)) = self.under_way.pop() else { return };
-        self.onlooker.crossed += usize::from(self.onlooker.discarded.contains(&id));
+        self.onlooker.hear(id);
         self.coordinator.handle_staged(worker, id, shard, self.now);
     }
 
@@ -521,7 +339,7 @@ fn play(case: &Case) -> World {
     }
     let mut world = World {
         coordinator,
-        onlooker: Onlooker { barrier: case.barrier, ..Onlooker::new() },
+        onlooker: Onlooker::new(case.barrier),
         ahead: case.ahead,
         now: Time::ZERO,
         live: BTreeSet::new(),
@@ -537,11 +355,6 @@ fn play(case: &Case) -> World {
         world.apply(step);
     }
     world
-}
-
-/// Epochs of which an onlooker saw every sample used.
-fn complete(world: &World) -> u32 {
-    world.onlooker.used.values().take_while(|epoch| epoch.iter().all(|&used| used)).count() as u32
 }
 
 proptest! {
@@ -563,7 +376,7 @@ proptest! {
             }
             world.apply(&step);
         }
-        prop_assert_eq!(complete(&world), case.epochs);
+        prop_assert_eq!(world.onlooker.complete_epochs(), case.epochs);
     }
 
     #[test]
@@ -571,7 +384,7 @@ proptest! {
         let world = play(&case);
         let ledger = world.coordinator.ledger();
         prop_assert_eq!(ledger.counts().used as f64, world.onlooker.used_weight);
-        prop_assert_eq!(ledger.epochs(), complete(&world));
+        prop_assert_eq!(ledger.epochs(), world.onlooker.complete_epochs());
 
         // What a checkpoint keeps, a resume can go on from, with nothing lost or used twice.
         let resumed = Ledger::resume(&ledger.state(), SAMPLES, Some(case.epochs));
@@ -590,7 +403,7 @@ fn the_cases_reach_what_they_are_about() {
         let closed = world.onlooker.closed.len();
         rounds += closed;
         some += u32::from(closed >= 3);
-        epochs += u32::from(complete(&world) > 0);
+        epochs += u32::from(world.onlooker.complete_epochs() > 0);
         early += u32::from(case.partial && closed > 0);
         left_out += world.onlooker.left_out;
         crossed += world.onlooker.crossed;
