@@ -11,7 +11,7 @@ use paceline_policy::{Objective, PolicySpec};
 use paceline_wire::{Listener, Transport, offer::Offer};
 use serde::{Deserialize, Serialize};
 
-use crate::{faults::ShardFaults, run::ServerError};
+use crate::{error::ServerError, faults::ShardFaults};
 
 /// One run, from its first round to its last.
 #[derive(Debug, Clone)]

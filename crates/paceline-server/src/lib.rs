@@ -8,6 +8,8 @@ mod checkpoints;
 mod config;
 mod credits;
 mod door;
+mod entrance;
+mod error;
 mod faults;
 mod handshakes;
 mod input;
@@ -24,7 +26,9 @@ pub use config::{
     CheckpointConfig, Limits, MissingToken, Placement, ResumedOffer, SavedState, ServerConfig,
     Start, WeakSync, check_bind,
 };
+pub use entrance::{serve, serve_offered};
+pub use error::ServerError;
 pub use faults::ShardFaults;
 pub use remote::{ShardConfig, serve_shard};
 pub use rules::{ConfigError, MAX_SHARDS, Rules};
-pub use run::{Evaluation, Evaluator, Outcome, ServerError, serve, serve_offered};
+pub use run::{Evaluation, Evaluator, Outcome};

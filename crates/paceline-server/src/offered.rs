@@ -12,8 +12,10 @@ use tokio::{
 
 use crate::{
     config::{ResumedOffer, ServerConfig, Start},
+    entrance::Entrance,
+    error::ServerError,
     input::{InitialState, Input, OfferAnswer, OfferCall},
-    run::{Entrance, OfferedOrigin, Origin, ServerError},
+    run::{OfferedOrigin, Origin},
     state::{MAX_FROZEN_BYTES, StateBlob},
 };
 

@@ -13,8 +13,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use crate::{
     config::{ServerConfig, Start},
     door::Door,
+    error::ServerError,
     input::{Input, ShardCall},
-    run::ServerError,
     shard::{self, ShardCommand, ShardInbox, link::BlockShape, sharing},
 };
 

@@ -16,9 +16,9 @@ use tokio::{
 use crate::{
     config::check_listener,
     door::Door,
+    error::ServerError,
     faults::ShardFaults,
     input::Ended,
-    run::ServerError,
     shard::{self, ShardInbox, ShardReport, link, sharing},
 };
 

@@ -17,7 +17,7 @@ mod waiting;
 use std::{
     collections::BTreeMap,
     future::Future,
-    sync::{Arc, OnceLock, mpsc},
+    sync::mpsc,
     time::{Duration, Instant},
 };
 
@@ -26,30 +26,26 @@ use paceline_core::{
     Ledger, LedgerError, Liveness, MAX_WORKERS, Portion, Round, RunTime, ShardId, StopReason, Time,
     Version, Work, WorkerId, act,
 };
-use paceline_params::{Layout, LayoutError};
+use paceline_params::Layout;
 use paceline_policy::{wait_for_updates, wait_rule};
 use paceline_wire::{
-    FrameError, Listener,
     message::{ToShard, ToWorker},
     offer::Offer,
 };
-use thiserror::Error;
 use tokio::{
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
-    task::JoinSet,
+    sync::mpsc::{UnboundedReceiver, UnboundedSender},
     time::sleep_until,
 };
 
 use crate::{
-    config::{MissingToken, ResumedOffer, ServerConfig, Start, WeakSync, check_listener},
+    config::{ServerConfig, Start, WeakSync},
     credits::Credits,
-    door::Door,
+    error::ServerError,
     input::Input,
     placement::ShardChannels,
-    rules::ConfigError,
     shard::unfolded,
     state::StateBlob,
-    workers::{Workers, roomy},
+    workers::Workers,
 };
 
 use ending::Ending;
@@ -81,101 +77,6 @@ pub struct Evaluation {
 /// Evaluates parameters on the test set.
 pub type Evaluator = Box<dyn FnMut(&[f32]) -> Evaluation + Send>;
 
-/// Errors that prevent or end a run.
-#[derive(Debug, Error)]
-pub enum ServerError {
-    /// The model cannot be laid out.
-    #[error("failed to lay out the model: {0}")]
-    Layout(#[from] LayoutError),
-    /// The initial state does not fit the run.
-    #[error("failed to begin: {0}")]
-    Start(String),
-    /// The checkpoint's ledger does not fit the data.
-    #[error("failed to resume: {0}")]
-    Ledger(#[from] LedgerError),
-    /// Deterministic sums need all contributions at once.
-    #[error(
-        "deterministic runs stage the contributions of all {workers} workers: {needed} bytes, but \
-         staging is bounded to {bound}; raise --staging-mb"
-    )]
-    Staging {
-        /// Workers.
-        workers: u32,
-        /// Bytes needed.
-        needed: u64,
-        /// Bytes allowed.
-        bound: u64,
-    },
-    /// Other machines could join without a token.
-    #[error(transparent)]
-    MissingToken(#[from] MissingToken),
-    /// The listener's address is unknown.
-    #[error("failed to tell where the server listens: {0}")]
-    Listener(#[source] std::io::Error),
-    /// Settings are out of range or do not go together.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// A shard failed.
-    #[error("{0}")]
-    Shard(String),
-    /// A connection that the run depends on failed.
-    #[error(transparent)]
-    Frame(#[from] FrameError),
-    /// No worker brought a model.
-    #[error("no worker offered a model within {:.0} s", .0.as_secs_f64())]
-    NoOffer(Duration),
-    /// The caller ended it before it was ready.
-    #[error("the server was stopped before it was ready: {0}")]
-    Stopped(StopReason),
-    /// All inputs are gone.
-    #[error("the server's inputs ended before it was ready")]
-    NoInputs,
-}
-
-/// Runs a server until the run is over or `interrupt` gives a reason to end it. Every event goes to `events`.
-pub async fn serve(
-    config: ServerConfig,
-    start: Start,
-    listener: impl Listener,
-    evaluator: Option<Evaluator>,
-    events: mpsc::Sender<Event>,
-    interrupt: impl Future<Output = StopReason>,
-) -> Result<Outcome, ServerError> {
-    config.check()?;
-    let entrance = Entrance::open(listener, config.token.clone(), config.liveness)?;
-    entrance.run(config, Origin { start, offered: None }, evaluator, events, interrupt).await
-}
-
-/// Runs a server for workers that bring their model. It waits for the first offer for `idle`, and makes the
-/// run's settings of it with `plan`, which may refuse it. Peers must present the `token`, if there is one, and
-/// may be silent for `patience` where they must speak. A run that is `resumed` goes on with the first worker
-/// that has the same model and data.
-pub async fn serve_offered(
-    (token, patience, idle): (Option<String>, Duration, Duration),
-    resumed: Option<ResumedOffer>,
-    mut plan: impl FnMut(&Offer) -> Result<ServerConfig, String>,
-    listener: impl Listener,
-    events: mpsc::Sender<Event>,
-    interrupt: impl Future<Output = StopReason>,
-) -> Result<Outcome, ServerError> {
-    let mut entrance = Entrance::open(listener, token, patience)?;
-    tokio::pin!(interrupt);
-    let (config, origin) = tokio::select! {
-        offered = entrance.await_offer(&mut plan, idle, resumed) => offered?,
-        reason = &mut interrupt => return Err(ServerError::Stopped(reason)),
-    };
-    entrance.run(config, origin, None, events, interrupt).await
-}
-
-/// The open door, and the queue of everything that comes through it.
-pub(crate) struct Entrance {
-    door: Arc<Door>,
-    pub(crate) inputs: UnboundedSender<Input>,
-    pub(crate) queue: UnboundedReceiver<Input>,
-    /// Accepts connections until the entrance is dropped.
-    _serving: JoinSet<()>,
-}
-
 /// Where a run starts from.
 pub(crate) struct Origin {
     pub(crate) start: Start,
@@ -193,92 +94,8 @@ pub(crate) struct OfferedOrigin {
     pub(crate) is_resumed: bool,
 }
 
-impl Entrance {
-    fn open(
-        listener: impl Listener,
-        token: Option<String>,
-        patience: Duration,
-    ) -> Result<Self, ServerError> {
-        check_listener(&listener, token.as_deref())?;
-        let (inputs, queue) = unbounded_channel();
-        let door = Arc::new(Door {
-            token,
-            coordinator: Some(inputs.clone()),
-            shards: OnceLock::new(),
-            patience,
-            report: Box::new({
-                let inputs = inputs.clone();
-                move |ended| drop(inputs.send(Input::Ended(ended)))
-            }),
-        });
-        let mut serving = JoinSet::new();
-        serving.spawn(Arc::clone(&door).serve(listener));
-        Ok(Entrance { door, inputs, queue, _serving: serving })
-    }
-
-    async fn run(
-        mut self,
-        config: ServerConfig,
-        origin: Origin,
-        evaluator: Option<Evaluator>,
-        events: mpsc::Sender<Event>,
-        interrupt: impl Future<Output = StopReason>,
-    ) -> Result<Outcome, ServerError> {
-        let (start, placement) = (&origin.start, &config.placement);
-        let layout = Layout::new(start.tensors.clone(), placement.block_elems, placement.shards)?;
-        check_start(start, &config, &layout)?;
-        let staging = staging(&config, &layout)?;
-        tokio::pin!(interrupt);
-        let inbox = (&self.inputs, &mut self.queue);
-        let shards = tokio::select! {
-            shards = ShardChannels::place(&config, &layout, staging, start, &self.door, inbox) => {
-                shards?
-            }
-            reason = &mut interrupt => return Err(ServerError::Stopped(reason)),
-        };
-        let inputs = self.inputs.clone();
-        let mut run = Run::new(config, origin, layout, staging, shards, evaluator, events, inputs)?;
-        Ok(run.drive(&mut self.queue, interrupt).await)
-    }
-}
-
-fn check_start(start: &Start, config: &ServerConfig, layout: &Layout) -> Result<(), ServerError> {
-    let (optimizer, total) = (&config.update.optimizer, layout.total());
-    let (slots, kept) = (start.slots.len(), optimizer.slot_names().len());
-    if slots != 0 && slots != kept {
-        return Err(ServerError::Start(format!(
-            "{slots} vectors of optimizer state where {optimizer} keeps {kept}"
-        )));
-    }
-    let (groups, used) = (optimizer.len(), layout.groups());
-    if groups < used {
-        return Err(ServerError::Start(format!(
-            "tensors in {used} parameter groups, optimizers for {groups}"
-        )));
-    }
-    match std::iter::once(&start.params).chain(&start.slots).find(|flat| flat.len() != total) {
-        Some(flat) => {
-            let error = format!("{} values for {total} parameters", flat.len());
-            Err(ServerError::Start(error))
-        }
-        None => Ok(()),
-    }
-}
-
-/// Contributions that may be staged at once.
-fn staging(config: &ServerConfig, layout: &Layout) -> Result<u32, ServerError> {
-    let workers = config.round.expected as u32;
-    let one = contribution_bytes(layout);
-    let fit = u32::try_from(config.placement.staging_bytes / one).unwrap_or(u32::MAX).max(1);
-    if config.deterministic && fit < workers {
-        let (needed, bound) = (one * u64::from(workers), config.placement.staging_bytes);
-        return Err(ServerError::Staging { workers, needed, bound });
-    }
-    Ok(fit.min(roomy(config.round.expected) as u32))
-}
-
 /// Bytes of one contribution in the staging memory.
-fn contribution_bytes(layout: &Layout) -> u64 {
+pub(crate) fn contribution_bytes(layout: &Layout) -> u64 {
     layout.total() as u64 * size_of::<f32>() as u64
 }
 
@@ -295,7 +112,7 @@ fn ledger(config: &ServerConfig, start: &Start) -> Result<Ledger, LedgerError> {
 }
 
 /// A run, with its state grouped by subject.
-struct Run {
+pub(crate) struct Run {
     config: ServerConfig,
     layout: Layout,
     core: Coordinator,
@@ -322,8 +139,8 @@ struct Run {
 }
 
 impl Run {
-    #[expect(clippy::too_many_arguments, reason = "what `serve` has made, handed over once")]
-    fn new(
+    #[expect(clippy::too_many_arguments, reason = "what the entrance has made, handed over once")]
+    pub(crate) fn new(
         config: ServerConfig,
         origin: Origin,
         layout: Layout,
@@ -431,7 +248,7 @@ impl Run {
         });
     }
 
-    async fn drive(
+    pub(crate) async fn drive(
         &mut self,
         queue: &mut UnboundedReceiver<Input>,
         interrupt: impl Future<Output = StopReason>,

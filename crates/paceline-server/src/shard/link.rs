@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{ShardCommand, ShardReport};
-use crate::run::ServerError;
+use crate::error::ServerError;
 
 /// The lengths and slots of a shard's blocks, for reading them.
 #[derive(Debug, Clone)]
