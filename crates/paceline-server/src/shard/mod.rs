@@ -8,6 +8,7 @@ pub(crate) mod link;
 pub(crate) mod sharing;
 mod state;
 mod store;
+mod sums;
 mod thread;
 mod tiles;
 mod traffic;

@@ -1,23 +1,17 @@
-//! The arithmetic of a shard: staged contributions, their sums, and the blocks that the sums update.
+//! The state of a shard: staged and accepted contributions, their sums, and the blocks that the sums update.
 
-use std::{
-    collections::BTreeMap,
-    ops::Range,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Duration};
 
 use paceline_core::{BlockClose, ContributionId, Version, WorkerId};
-use paceline_params::{
-    Block, OptimizerSpec, ParamHash, Spares, Update, WireType, narrow, norm_squared,
-};
+use paceline_params::{Block, OptimizerSpec, ParamHash, Spares, Update, WireType, narrow};
 use paceline_wire::message::{Apply, ShardSpec};
 use thiserror::Error;
 
 use super::{
     Outgoing, Parts, Staged,
     sharing::Mirror,
-    tiles::{FUSE, Source, Tiles},
+    sums::{Spoilt, Sums},
+    tiles::FUSE,
 };
 
 /// The coordinator's command contradicts the shard's state: the two no longer agree.
@@ -43,19 +37,6 @@ pub(crate) fn unfolded(staging: u32) -> usize {
     FUSE.min((staging as usize).div_ceil(2)).saturating_sub(1)
 }
 
-/// Values of a contribution that are not finite. It is left out there, and the other members make up for it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Spoilt {
-    pub(crate) worker: WorkerId,
-    pub(crate) session: u64,
-    pub(crate) id: ContributionId,
-    /// Index of the first such value in the flat vector.
-    pub(crate) at: usize,
-    block: usize,
-    /// The range of the block in which it is left out.
-    tile: Range<usize>,
-}
-
 /// One shard's blocks, with the sums of the open round beside them.
 pub(crate) struct ShardState {
     spec: ShardSpec,
@@ -63,10 +44,7 @@ pub(crate) struct ShardState {
     blocks: Vec<Block>,
     /// Each block's values as 16-bit floats, if they are sent so.
     halves: Vec<Arc<[u16]>>,
-    /// Each block's sum, if it has contributions from this round.
-    sums: Vec<Option<Vec<f32>>>,
-    /// Buffers of former sums. The last one is reused first: it is still in the cache.
-    spent: Vec<Vec<f32>>,
+    sums: Sums,
     spares: Spares,
     staged: BTreeMap<(WorkerId, ContributionId), Staged>,
     /// Accepted contributions that are not folded, in order of acceptance.
@@ -74,10 +52,6 @@ pub(crate) struct ShardState {
     /// Workers whose contributions are in the sums.
     folded: Vec<WorkerId>,
     closes: Vec<BlockClose>,
-    fold_time: Duration,
-    tiles: Tiles,
-    /// Values found in this round that are not finite.
-    spoilt: Vec<Spoilt>,
     mirror: Option<Mirror>,
 }
 
@@ -99,8 +73,7 @@ impl ShardState {
         }
         let mut state = ShardState {
             first_block: range.start,
-            sums: vec![None; lengths.len()],
-            spent: Vec::new(),
+            sums: Sums::new(lengths.len()),
             spares: Spares::new(
                 blocks.len() * (1 + spec.optimizer.slot_names().len() + spec.history as usize),
             ),
@@ -110,9 +83,6 @@ impl ShardState {
             accepted: Vec::new(),
             folded: Vec::new(),
             closes: Vec::new(),
-            fold_time: Duration::ZERO,
-            tiles: Tiles::default(),
-            spoilt: Vec::new(),
             mirror,
             spec,
         };
@@ -137,7 +107,7 @@ impl ShardState {
 
     /// Takes the values of the closed round that are not finite.
     pub(crate) fn take_spoilt(&mut self) -> Vec<Spoilt> {
-        std::mem::take(&mut self.spoilt)
+        self.sums.take_spoilt()
     }
 
     pub(crate) fn blocks(&self) -> &[Block] {
@@ -206,35 +176,16 @@ impl ShardState {
         let accepted = std::mem::take(&mut self.accepted);
         for group in accepted.chunks(FUSE) {
             for block in 0..self.blocks.len() {
-                self.fold_block(block, group.iter().map(|(_, staged)| staged));
+                let elements = self.elements(block);
+                self.sums.fold(block, elements, group.iter().map(|(_, staged)| staged));
             }
             self.folded.extend(group.iter().map(|&(worker, _)| worker));
         }
     }
 
-    fn fold_block<'a>(&mut self, block: usize, staged: impl Iterator<Item = &'a Staged>) {
-        let staged: Vec<&Staged> = staged.collect();
-        if staged.is_empty() {
-            return;
-        }
-        let began = Instant::now();
-        let range = self.spec.layout.block_range(self.first_block + block as u32);
-        let sources: Vec<Source<'_>> = staged.iter().map(|s| s.block(block, range.start)).collect();
-        let first = self.sums[block].is_none();
-        let mut sum = self.sums[block].take().or_else(|| self.spent.pop()).unwrap_or_default();
-        sum.resize(range.len(), 0.0);
-        for (source, tile, at) in self.tiles.fold(&mut sum, first, &sources) {
-            let Staged { worker, session, id, .. } = *staged[source];
-            let at = range.start + at;
-            self.spoilt.push(Spoilt { worker, session, id, at, block, tile });
-        }
-        self.sums[block] = Some(sum);
-        self.fold_time += began.elapsed();
-    }
-
     /// Takes the time spent on sums since the last call.
     pub(crate) fn take_fold_time(&mut self) -> Duration {
-        std::mem::take(&mut self.fold_time)
+        self.sums.take_fold_time()
     }
 
     /// Completes the sums of the members of each close, in worker order where they are not folded
@@ -259,11 +210,12 @@ impl ShardState {
             let pending = self.pending(close, &accepted)?;
             let mut norm = 0.0;
             for block in blocks {
-                self.fold_block(block, pending.iter().copied());
-                self.make_up(block, close);
+                let elements = self.elements(block);
+                self.sums.fold(block, elements, pending.iter().copied());
+                self.sums.make_up(block, close);
                 let group = self.spec.layout.group(self.first_block + block as u32);
                 if self.spec.optimizer.is_gradient(group) {
-                    norm += norm_squared(self.sums[block].as_deref().unwrap_or_default());
+                    norm += self.sums.norm_squared(block);
                 }
                 if let Some(apply) = apply {
                     self.update(block, apply, index);
@@ -274,22 +226,6 @@ impl ShardState {
         self.folded.clear();
         self.closes = closes;
         Ok(norms)
-    }
-
-    /// Rescales sums where members are left out, so that the other members make up for them.
-    fn make_up(&mut self, block: usize, close: &BlockClose) {
-        let Some(sum) = &mut self.sums[block] else { return };
-        let mut lost: BTreeMap<usize, (Range<usize>, f64)> = BTreeMap::new();
-        for Spoilt { worker, tile, .. } in self.spoilt.iter().filter(|s| s.block == block) {
-            let weight = close.members.iter().find(|(member, _)| member == worker);
-            let (_, lost) = lost.entry(tile.start).or_insert((tile.clone(), 0.0));
-            *lost += weight.map_or(0.0, |&(_, weight)| weight);
-        }
-        for (tile, lost) in lost.into_values() {
-            let left = close.weight() - lost;
-            let factor = if left > 0.0 { (close.weight() / left) as f32 } else { 0.0 };
-            sum[tile].iter_mut().for_each(|x| *x *= factor);
-        }
     }
 
     /// The members of a close that are not in the sums yet.
@@ -307,6 +243,11 @@ impl ShardState {
             }
         }
         Ok(pending)
+    }
+
+    /// A block's elements of the flat vector.
+    fn elements(&self, block: usize) -> Range<usize> {
+        self.spec.layout.block_range(self.first_block + block as u32)
     }
 
     /// This shard's blocks in a close, by their index here.
@@ -341,13 +282,13 @@ impl ShardState {
 
     /// Applies a block's sum, unless it has no contribution. The sum's buffer is then free.
     fn update(&mut self, block: usize, apply: &Apply, close: usize) {
-        if let Some(sum) = self.sums[block].take() {
+        if let Some(sum) = self.sums.take(block) {
             let group = self.spec.layout.group(self.first_block + block as u32);
             let (lr, scale) = (apply.learning_rates[group as usize], apply.scales[close]);
             let update = Update { step: apply.step, lr, scale };
             let optimizer = self.spec.optimizer.of(group);
             self.blocks[block].apply(optimizer, update, &sum, &self.spares);
-            self.spent.push(sum);
+            self.sums.reuse(sum);
             // While the block is in the cache.
             self.narrow(block);
             self.round_mean(block, group);
@@ -377,16 +318,6 @@ impl ShardState {
             hash
         });
         parts.reduce(ParamHash::combine).unwrap_or(ParamHash::from_values(0, &[]))
-    }
-}
-
-impl Staged {
-    /// The values of the shard's block `block`, which begins at `at` of the flat vector.
-    fn block(&self, block: usize, at: usize) -> Source<'_> {
-        match &self.parts {
-            Parts::Received(parts) => Source::Values(&parts[block]),
-            Parts::Mapped { view, share } => Source::Mapped { view, at, share: *share },
-        }
     }
 }
 
@@ -534,7 +465,7 @@ mod tests {
         let all: Vec<u32> = (0..8).collect();
         shard.close(vec![close(Blocks::All, &all)], Some(&update(&[1.0]))).unwrap();
         assert_eq!(values(&shard), [-8.0; 6]);
-        assert_eq!(shard.spent.len(), 3, "kept for the next round");
+        assert_eq!(shard.sums.buffers(), 3, "kept for the next round");
     }
 
     #[test]

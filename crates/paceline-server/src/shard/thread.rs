@@ -12,11 +12,8 @@ use paceline_params::Block;
 use paceline_wire::message::{Apply, FromShard, ShardSpec, ToShard};
 
 use super::{
-    ShardCommand, ShardReport, ShardState, Staged, Store,
-    data::DataError,
-    sharing::Sharing,
-    state::{ShardError, Spoilt},
-    store::Published,
+    ShardCommand, ShardReport, ShardState, Staged, Store, data::DataError, sharing::Sharing,
+    state::ShardError, store::Published, sums::Spoilt,
 };
 use crate::faults::ShardFaults;
 
