@@ -3,21 +3,22 @@
 use std::{
     io::{Read, Write},
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use paceline_core::{ContributionId, Version};
-use paceline_params::{Layout, WireType, narrow};
+use paceline_params::{Layout, WireType};
 use paceline_shm::Publisher;
 use paceline_wire::{
     BlockingReader, BlockingWriter, FrameError,
-    frame::{BlockHead, Header, Values},
+    frame::{BlockHead, Header},
     message::{FromData, ToData},
 };
 
 use crate::{
     buffer::Buffer,
     early::{BUCKET_ELEMS, EarlyBlock},
+    requests::RequestWriter,
 };
 
 /// The connection, and the part of the parameters that it carries.
@@ -32,8 +33,6 @@ pub(crate) struct ShardConnection {
     blocks: Vec<(u32, Range<usize>)>,
     elements: Range<usize>,
     wire: WireType,
-    /// The outgoing block as 16-bit floats, if it is sent so.
-    halves: Vec<u16>,
     /// The contribution that was begun and is not whole yet.
     begun: Option<Begun>,
     /// The shard's published segments, if it shares memory with this worker.
@@ -45,38 +44,6 @@ struct Begun {
     id: ContributionId,
     /// Which of the shard's blocks were sent.
     sent: Vec<bool>,
-}
-
-/// The writing direction of a data connection. The thread that answers cuts uses it to cancel a pull while
-/// another thread reads the answer.
-pub(crate) struct RequestWriter(Mutex<RequestState>);
-
-struct RequestState {
-    writer: BlockingWriter<Box<dyn Write + Send>>,
-    /// Whether a pull was requested and its answer is not fully read.
-    pulling: bool,
-    /// `Cancel` messages sent so far.
-    cancels: u64,
-}
-
-impl RequestWriter {
-    pub(crate) fn new(writer: BlockingWriter<Box<dyn Write + Send>>) -> Self {
-        RequestWriter(Mutex::new(RequestState { writer, pulling: false, cancels: 0 }))
-    }
-
-    /// Asks the shard to end the answer that is being read, if there is one.
-    pub(crate) fn cancel_pull(&self) -> Result<(), FrameError> {
-        let mut state = self.lock();
-        if std::mem::take(&mut state.pulling) {
-            state.cancels += 1;
-            state.writer.message(&ToData::Cancel)?;
-        }
-        Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, RequestState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// A shard's answer to a pull.
@@ -98,13 +65,12 @@ impl ShardConnection {
         let blocks = layout.shard_blocks(shard).map(|block| (block, layout.block_range(block)));
         ShardConnection {
             reader,
-            requests: Arc::new(RequestWriter::new(writer)),
+            requests: Arc::new(RequestWriter::new(writer, wire)),
             earlier_cancels: 0,
             confirmed: 0,
             blocks: blocks.collect(),
             elements: layout.shard_range(shard),
             wire,
-            halves: Vec::new(),
             begun: None,
             publisher,
         }
@@ -168,13 +134,12 @@ impl ShardConnection {
         pull: &ToData,
         is_over: impl Fn() -> bool,
     ) -> Result<bool, FrameError> {
-        let mut state = self.requests.lock();
+        let mut requests = self.requests.lock();
         if is_over() {
             return Ok(false);
         }
-        self.earlier_cancels = state.cancels - self.confirmed;
-        state.pulling = true;
-        state.writer.message(pull)?;
+        self.earlier_cancels = requests.cancels() - self.confirmed;
+        requests.pull(pull)?;
         Ok(true)
     }
 
@@ -188,7 +153,7 @@ impl ShardConnection {
         match self.reader.control(len)? {
             FromData::Error(error) => Err(FrameError::Refused(error)),
             FromData::Published { version, segment } => {
-                self.finish_pull();
+                self.requests.lock().finish_pull();
                 Ok(Some(Answer::Published(version, segment)))
             }
             FromData::Cancelled => {
@@ -213,11 +178,6 @@ impl ShardConnection {
                 }
             },
         }
-    }
-
-    /// The answer is fully read: a cancel has nothing to end.
-    fn finish_pull(&self) {
-        self.requests.lock().pulling = false;
     }
 
     /// Like [`Self::answer`], but requests `wanted` again if the shard has published an older version.
@@ -318,7 +278,7 @@ impl ShardConnection {
             self.reader.values(wire, &mut part[start..start + values])?;
             version = Some(head.key);
         }
-        self.finish_pull();
+        self.requests.lock().finish_pull();
         Ok(Some(Version(version.unwrap_or_default())))
     }
 
@@ -339,9 +299,9 @@ impl ShardConnection {
         gradient: &Buffer,
         is_over: impl Fn() -> bool,
     ) -> Result<bool, FrameError> {
-        let writer = &mut self.requests.lock().writer;
+        let mut requests = self.requests.lock();
         if let Some(segment) = gradient.segment().filter(|_| self.publisher.is_some()) {
-            return writer.message(&ToData::Push { id, segment }).map(|()| true);
+            return requests.message(&ToData::Push { id, segment }).map(|()| true);
         }
         let early = self.begun.take().filter(|begun| begun.id == id);
         let mut begun = early.is_some();
@@ -350,11 +310,11 @@ impl ShardConnection {
                 continue;
             }
             if begun && is_over() {
-                return writer.message(&ToData::Abandon { id }).map(|()| false);
+                return requests.message(&ToData::Abandon { id }).map(|()| false);
             }
             begun = true;
             let head = BlockHead { key: id.0, block: *block };
-            write_block(writer, head, self.wire, &gradient[range.clone()], &mut self.halves)?;
+            requests.block(head, &gradient[range.clone()])?;
         }
         Ok(true)
     }
@@ -376,9 +336,8 @@ impl ShardConnection {
         sent[index] = true;
         let head = BlockHead { key: id.0, block };
         let requests = Arc::clone(&self.requests);
-        let writer = &mut requests.lock().writer;
-        write_block(writer, head, self.wire, values, &mut self.halves)
-            .map_err(|error| self.reason(error))
+        let mut requests = requests.lock();
+        requests.block(head, values).map_err(|error| self.reason(error))
     }
 
     /// Tells the shard to drop the blocks of a contribution that is not whole, if there is one.
@@ -386,8 +345,8 @@ impl ShardConnection {
         match self.begun.take() {
             Some(Begun { id, .. }) => {
                 let requests = Arc::clone(&self.requests);
-                let writer = &mut requests.lock().writer;
-                writer.message(&ToData::Abandon { id }).map_err(|error| self.reason(error))
+                let mut requests = requests.lock();
+                requests.message(&ToData::Abandon { id }).map_err(|error| self.reason(error))
             }
             None => Ok(()),
         }
@@ -402,25 +361,6 @@ impl ShardConnection {
     }
 }
 
-/// Sends a block of a gradient, through `halves` if it is sent as 16-bit floats.
-fn write_block(
-    writer: &mut BlockingWriter<Box<dyn Write + Send>>,
-    head: BlockHead,
-    wire: WireType,
-    values: &[f32],
-    halves: &mut Vec<u16>,
-) -> Result<(), FrameError> {
-    let values = match wire {
-        WireType::F32 => Values::from(values),
-        WireType::Half(half) => {
-            halves.resize(values.len(), 0);
-            narrow(half, values, halves);
-            Values::half(half, halves)
-        }
-    };
-    writer.block(head, values)
-}
-
 fn unexpected(message: FromData) -> FrameError {
     match message {
         FromData::Error(error) => FrameError::Refused(error),
@@ -430,7 +370,7 @@ fn unexpected(message: FromData) -> FrameError {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Cursor;
+    use std::{io::Cursor, sync::Mutex};
 
     use paceline_params::{Half, TensorSpec};
     use paceline_wire::frame::encode_control;
@@ -513,7 +453,7 @@ mod tests {
         assert!(read(&mut connection).unwrap().is_some(), "the answer was under way");
         assert_eq!(pull(&mut connection).unwrap(), Some([1.0, 1.0]));
         connection.requests().cancel_pull().unwrap();
-        assert_eq!(connection.requests.lock().cancels, 1, "there is nothing to cancel");
+        assert_eq!(connection.requests.lock().cancels(), 1, "there is nothing to cancel");
     }
 
     #[test]
@@ -621,6 +561,6 @@ mod tests {
         let mut connection = connection(Vec::new());
         assert!(!connection.request(Version(3), || true).unwrap());
         connection.requests().cancel_pull().unwrap();
-        assert_eq!(connection.requests.lock().cancels, 0);
+        assert_eq!(connection.requests.lock().cancels(), 0);
     }
 }

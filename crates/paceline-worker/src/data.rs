@@ -12,11 +12,12 @@ use paceline_wire::{
 use crate::{
     buffer::Buffer,
     client::{PullWait, WorkerConfig, handshake},
-    connection::{Answer, RequestWriter, ShardConnection},
+    connection::{Answer, ShardConnection},
     early::EarlyBlock,
     independent::IndependentShards,
     mailbox::{Mailbox, Task, Until},
     memory::Memory,
+    requests::RequestWriter,
     work::Source,
 };
 

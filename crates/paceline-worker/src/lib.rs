@@ -15,6 +15,7 @@ mod independent;
 mod mailbox;
 mod memory;
 mod outbox;
+mod requests;
 pub mod state;
 mod work;
 
