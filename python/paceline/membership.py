@@ -72,6 +72,7 @@ class Membership:
         self._takes_frozen = False
         self._frozen_hash: int | None = None
         self._rejoins = 0
+        self._closed = False
         self._check_fresh()
 
     def _check_fresh(self) -> None:
@@ -119,6 +120,8 @@ class Membership:
                 "the session is connected already: call session.loader() once, and before the first "
                 "forward pass in training mode"
             )
+        if self._closed:
+            raise PacelineError("the session is closed: call paceline.init again")
         self._check_fresh()
         self.run = run = self.run or find_run()
         self._data = (samples, batch, ahead)
@@ -219,6 +222,7 @@ class Membership:
     def leave(self, *, has_stepped: bool) -> None:
         """Leaves the run. With ``has_stepped`` others get the record of the step on the last mean."""
         worker, self.worker = self.worker, None
+        self._closed = True
         if worker is None:
             return
         atexit.unregister(self._close)

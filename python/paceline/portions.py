@@ -55,6 +55,13 @@ class Portions:
         self._membership.replicating().enter(work.current.epoch, new_loop=epoch is None)
         return work.current.portion
 
+    def finish(self, epoch: int) -> None:
+        """The last epoch is over. Others may have made steps of it after this worker's last batch: takes them
+        over."""
+        self._update.end_step()
+        self._work.current = None
+        self._work.next(epoch)
+
     def leases(self) -> list[Portion]:
         """The portion under way, and those that are leased to this worker for its next rounds, in order."""
         leased = self._membership.connected().leases()

@@ -31,15 +31,19 @@ class ServerUpdate(Update):
         # The version that the last step loaded, and whether rounds were missed.
         self._loaded: int | None = None
         self._behind = False
+        self._function: Callable[..., None] | None = None
 
     def watch(self) -> list[Any]:
+        self._function = self._step_function()
         for optimizer in self._replica.optimizers:
-            vars(optimizer)["step"] = self._step_function()
+            vars(optimizer)["step"] = self._function
         return []
 
     def release(self) -> None:
+        # Another session may have taken over an optimizer since.
         for optimizer in self._replica.optimizers:
-            vars(optimizer).pop("step", None)
+            if vars(optimizer).get("step") is self._function:
+                del vars(optimizer)["step"]
 
     def _step_function(self) -> Callable[..., None]:
         def step(closure: Any = None) -> None:

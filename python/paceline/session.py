@@ -182,6 +182,8 @@ class Session:
                     epoch,
                 )
                 return
+        if self._membership.worker is not None:
+            self._portions.finish(total - 1)
 
     @property
     def epoch(self) -> int:

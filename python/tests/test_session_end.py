@@ -14,7 +14,7 @@ import paceline
 import pytest
 import torch
 from torch import nn
-from workers import Server, data, mlp, together
+from workers import Server, assert_identical, data, mlp, together, values, wait_until
 
 LONG = 100_000
 """Samples of an epoch that no test finishes."""
@@ -69,6 +69,32 @@ def test_a_run_that_loses_its_quorum_between_two_epochs_raises(
             worker(number)
 
     together(2, first)
+
+
+@pytest.mark.parametrize("mode", ["mean", "server"])
+def test_a_worker_that_sleeps_through_the_last_epoch_has_its_steps(serve: Any, mode: str) -> None:
+    server = serve(2, policy="static:1")
+    slept = threading.Event()
+
+    def worker(number: int) -> tuple[int, list[torch.Tensor]]:
+        session, model, optimizer = session_of(server, epochs=3, mode=mode)
+        loader = session.loader(data(), batch_size=4)
+        epochs = 0
+        with session:
+            for epoch in session.epochs(3):
+                for _, x, y in loader:
+                    train_step(model, optimizer, x, y)
+                epochs += 1
+                if epoch == 1 and number == 1:
+                    slept.set()
+                    wait_until(lambda: session.epoch == 3)
+                elif epoch == 1:
+                    assert slept.wait(60)
+            return epochs, values(model)
+
+    (first, found), (second, other) = together(2, worker)
+    assert (first, second) == (3, 2)
+    assert_identical([found, other])
 
 
 def test_a_flag_of_one_worker_ends_the_run_for_all(serve: Any) -> None:

@@ -332,3 +332,22 @@ def test_a_rule_for_the_learning_rate_is_checked_at_once(rule: str, named: str) 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=named):
         paceline.init(model, optimizer, lr_scaling=rule)
+
+
+def test_a_session_that_is_closed_says_so(serve: Any) -> None:
+    session = joined(serve(1))
+    session.close()
+    with pytest.raises(paceline.PacelineError, match="the session is closed: call paceline.init again"):
+        session.connect(None, 4)
+
+
+def test_a_second_close_leaves_the_optimizer_to_its_next_session(serve: Any) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = session_of(serve(1), model, optimizer, mode="server")
+    first.close()
+    with session_of(serve(1), model, optimizer, mode="server"):
+        step = optimizer.step
+        first.close()
+        assert optimizer.step is step
+    assert "step" not in vars(optimizer)
