@@ -95,7 +95,7 @@ impl Audit {
     }
 
     /// Whether this round is audited. The first call of a round decides it.
-    fn audits(&mut self, round: Round) -> bool {
+    pub(crate) fn audits(&mut self, round: Round) -> bool {
         match self.round {
             Some((decided, audited)) if decided == round => audited,
             _ => {

@@ -16,6 +16,8 @@
 //! **Measurement overrules scores.** Scores are counterfactual, so waiting for all workers is also
 //! tried ([`FullSyncTrial`]), and kept if it measurably gains more.
 //!
+//! **Floor.** In the long run the mixture does not fall behind full sync: `floor.rs` states the theorem.
+//!
 //! **Comparator and regret.** The comparator is the best single expert over the last rounds, in
 //! earnings at the λ in force; scores forget with a memory of W = 50 scored rounds, since clusters
 //! change. The leader is replaced when another is ahead of it by three standard deviations of its
@@ -35,6 +37,7 @@ use crate::{
     backlog::{Backlog, Lesson},
     belief::{Belief, Forecast},
     closed::ClosedRound,
+    floor::{Floor, Outcome},
     learned::{best_wait, follow, not_worth_waiting},
     objective::{Gain, Objective},
     patience::Patience,
@@ -66,6 +69,9 @@ const LEAST_GAIN: f64 = 1e-3;
 /// Full sync is tried only if by its score it gains at most this much less than the leader, as a share of
 /// a usual round's gain: a score may be wrong, but not by that much.
 const PLAUSIBLE: f64 = 0.25;
+/// Rounds that must be whole wait this many times as long as would pay: only a longer round proves that cuts
+/// gain.
+const PROOF: f64 = 4.0;
 /// The expert that waits for all.
 const FULL: Expert = Expert::AllBut(0);
 /// Shares of the participants that the fixed counts wait for, besides all and all but one.
@@ -110,6 +116,7 @@ pub struct Auto {
     audit: Audit,
     patience: Patience,
     trial: FullSyncTrial,
+    floor: Floor,
     /// Micro-batches per contribution if they count one by one, else 1.
     partial: u32,
     recent: RecentArrivals,
@@ -181,6 +188,7 @@ impl Auto {
             audit: Audit::default(),
             patience: Patience::default(),
             trial: FullSyncTrial::default(),
+            floor: Floor::default(),
             partial: 1,
             recent: RecentArrivals::default(),
             backlog: Backlog::default(),
@@ -202,7 +210,7 @@ impl Auto {
     /// The leading expert, by the name of its policy.
     fn leader_name(&self, participants: usize) -> String {
         match &self.experts[self.leader] {
-            _ if self.trial.waits_for_all() => "full".to_owned(),
+            _ if self.waits_for_all() => "full".to_owned(),
             Expert::Blend => self.models.name().to_owned(),
             Expert::Model(place) => self.models.part(*place).name().to_owned(),
             other => match other.count(participants) {
@@ -226,7 +234,7 @@ impl Auto {
             (brings - rate * (time + overhead)).clamp(-all, all) / unit
         };
         // A round that waits for all has no leader.
-        let leader = Some(self.leader).filter(|_| !self.trial.waits_for_all());
+        let leader = Some(self.leader).filter(|_| !self.waits_for_all());
         let rethink = record.round.0.is_multiple_of(models_every(n));
         let played = match (self.led_to, self.audit.cut_was_due()) {
             (Some(count), Some(cut)) => earn(count, seconds(cut, record.opened)),
@@ -277,6 +285,11 @@ impl Auto {
         }
     }
 
+    /// Whether this round waits for all: full sync is tried or kept, or the floor is reached.
+    fn waits_for_all(&self) -> bool {
+        self.trial.waits_for_all() || self.floor.is_reached()
+    }
+
     /// Whether full sync may gain more than its score says.
     fn full_may_pay(&self) -> bool {
         let of = |score: &ExpertScore| score.rounds >= 1.0 && score.sum > -PLAUSIBLE * score.rounds;
@@ -299,13 +312,25 @@ impl Auto {
             self.score(&earnings);
         }
         (self.led_to, self.forecast) = (None, None);
-        self.rate.closed(record);
+        let is_test = audited || self.trial.patience().is_some();
+        match is_test {
+            true => self.rate.passed(record),
+            false => self.rate.closed(record),
+        }
         self.patience.closed(record);
         let took = seconds(record.closed, record.opened) + self.rate.overhead();
         let all = closed.arrived() == closed.participants();
         let (gained, possible) = (self.gain.value(record.weight), self.gain.value(closed.all()));
-        let pays = self.full_may_pay();
-        self.trial.closed(gained, possible, took, all, pays, self.lateness);
+        let outcome = Outcome {
+            share: if all { 1.0 } else { gained / possible },
+            seconds: took / possible,
+            whole: self.waits_for_all() || self.audit.audits(record.round),
+        };
+        if !self.floor.is_reached() {
+            let pays = self.full_may_pay();
+            self.trial.closed(gained, possible, took, all, pays, self.lateness);
+        }
+        self.floor.closed(outcome);
         let all_gain = gain.value(closed.all());
         let worth = self.audit.closed(record, &gain, all_gain, rate);
         self.recent.closed(closed.arrived() as f64);
@@ -393,10 +418,13 @@ impl Policy for Auto {
         let rate = self.rate.or_now(&gain, scene.gained(), scene.elapsed);
         let overhead = self.rate.overhead();
         let mut latest = break_even(&gain, scene.gained() + scene.missing(), rate, overhead);
+        if self.floor.is_reached() {
+            latest *= PROOF;
+        }
         if let Some(patience) = self.trial.patience() {
             latest = latest.min(patience * self.rate.typical());
         }
-        let leader = match self.trial.waits_for_all() {
+        let leader = match self.waits_for_all() {
             true => &FULL,
             false => &self.experts[self.leader],
         };

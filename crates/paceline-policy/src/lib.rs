@@ -8,6 +8,7 @@ mod bandit;
 mod belief;
 mod closed;
 mod deadline;
+mod floor;
 mod full;
 mod intervals;
 mod learned;

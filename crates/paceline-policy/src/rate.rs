@@ -64,6 +64,12 @@ impl GainRate {
         self.closed = Some(record.closed);
     }
 
+    /// A round closed that waited for other reasons than its gain, and says nothing about the rate.
+    pub(crate) fn passed(&mut self, record: &RoundRecord<'_>) {
+        self.seen = Some(record.round);
+        self.closed = Some(record.closed);
+    }
+
     /// Gain per second; before any round has closed, that of a cut now.
     pub(crate) fn or_now(&self, gain: &Gain, gained: f64, elapsed: f64) -> f64 {
         match self.open > 0.0 {

@@ -42,25 +42,25 @@ const HUNTED: [(&str, u64, f64); 5] = [
         "mixed:n=3,rounds=1000,unit=0.312,spread=0.005,shift=0.212,shift-factor=0.25,at=271,every=325,\
          trend=1.28",
         630_995_102,
-        0.809,
+        0.840,
     ),
     (
         "mixed:n=8,rounds=340,unit=10.9,spread=0.005,roving=0.02,roving-factor=0.221,common=0.212,\
          common-memory=0.5,trend=2.5",
         3_640_170_615,
-        0.798,
+        0.807,
     ),
     (
         "mixed:n=3,rounds=233,unit=0.463,spread=0.00955,uniform=0.716,common=0.136,common-memory=0.5,\
          trend=1.91",
         1_746_330_065,
-        0.855,
+        0.9385,
     ),
     (
         "mixed:n=7,rounds=40,unit=6.16,spread=0.0128,skew=-1,shift=0.536,shift-factor=1.8,at=4,every=1,\
          clock=0.14",
         349_453_376,
-        0.866,
+        0.871,
     ),
 ];
 
@@ -119,9 +119,14 @@ fn shares_of_the_oracle_stay_where_they_are() {
 
 #[test]
 fn clusters_that_a_hunt_found_are_no_worse() {
+    let mut moved = String::new();
     for (spec, seed, expected) in HUNTED {
         let trace = generate(&spec.parse().expect("a cluster"), seed);
         let found = share(&trace, "auto") / share(&trace, "full");
-        assert!((found - expected).abs() <= TOLERANCE, "{found:.4} of full sync on {spec}");
+        if (found - expected).abs() > TOLERANCE {
+            writeln!(moved, "{found:.4} of full sync, {expected} before, on {spec}")
+                .expect("text grows");
+        }
     }
+    assert!(moved.is_empty(), "{moved}");
 }
