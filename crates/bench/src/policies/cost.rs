@@ -41,14 +41,14 @@ pub(crate) fn simulator(paceline: &Paceline, report: &mut Report) -> Result<()> 
     };
     report.must("same_seed_same_result", run("a")? == run("b")?, "every decision, bit for bit");
     if report.quick() {
-        report.skip("simulate_10000x1000_seconds", "<= 60", "takes longer than a quick run");
+        report.skip("simulate_10000x1000_seconds", "<= 20", "takes longer than a quick run");
         report.skip("simulate_10000x1000_gib", "<= 1", "takes longer than a quick run");
         return Ok(());
     }
     let args = "--synthetic nodes158-stalls:n=10000,nodes=64,rounds=1000 --seeds 1 --policy auto";
     let found = measured(paceline, &words(args))?;
     let note = "10,000 workers × 1,000 rounds with auto, drawing and hindsight included, one core";
-    report.at_most("simulate_10000x1000_seconds", found.seconds, 60.0, note);
+    report.at_most("simulate_10000x1000_seconds", found.seconds, 20.0, note);
     let gib = found.memory as f64 / f64::from(1 << 30);
     report.at_most("simulate_10000x1000_gib", gib, 1.0, "peak memory");
     Ok(())

@@ -1,6 +1,7 @@
 //! Bench `policies`: when to cut, on real and synthetic run-times.
 
 mod cost;
+mod hunt;
 mod presets;
 mod random;
 mod traces;
@@ -15,11 +16,12 @@ use crate::{paceline::Paceline, report::Report};
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     let paceline = Paceline::build()?;
     type BenchPart = fn(&Paceline, &mut Report) -> Result<()>;
-    let parts: [(&str, BenchPart); 7] = [
+    let parts: [(&str, BenchPart); 8] = [
         ("decisions", cost::decisions),
         ("traces", traces::run),
         ("presets", presets::run),
         ("random", random::run),
+        ("hunt", hunt::run),
         ("salvage", traces::salvage),
         ("simulator", cost::simulator),
         ("agreement", cost::agreement),
