@@ -31,6 +31,11 @@ const GUESS: f64 = 0.25;
 const NEWEST: f64 = 0.3;
 /// Most counts of arrivals that are weighed in hindsight; of more, every k-th.
 const GRAIN: usize = 256;
+/// After so many rounds in a row that gained less than this share of what the run gains in their time, the cluster
+/// may have changed: the next round is audited. This happens at most once in so many rounds.
+const POOR_ROUNDS: u32 = 3;
+const POOR: f64 = 0.5;
+const APART: u64 = 32;
 /// The least expected cost.
 const LEAST: f64 = 0.02;
 
@@ -42,6 +47,9 @@ pub(crate) struct Audit {
     /// Rounds from an audit to the next, and the first round that may be the next.
     pause: f64,
     next: u64,
+    /// Poor rounds in a row, and the first round that may be taken for a change.
+    poor: u32,
+    settled: u64,
     /// The round that was looked at last, and whether it is audited.
     round: Option<(Round, bool)>,
     /// When the round would have been cut, and its gain by then.
@@ -58,6 +66,8 @@ impl Default for Audit {
             expected: GUESS,
             pause,
             next: FIRST,
+            poor: 0,
+            settled: FIRST,
             round: None,
             due: None,
             partial: 1,
@@ -79,10 +89,11 @@ impl Audit {
         }
         let (gained, missing) = (scene.gained(), scene.missing());
         let per_second = rate.or_now(gain, gained, scene.elapsed);
-        let pays = break_even(gain, gained + missing, per_second, rate.overhead()).max(0.0);
         let arrival = view.arrivals.last().map_or(0.0, |a| a.at.since(view.opened).as_secs_f64());
         let most = MOST * arrival.max(rate.last_arrival());
-        let due = self.due.map_or(view.now, |(due, _)| due);
+        let (due, by_then) = self.due.unwrap_or((view.now, gain.value(gained)));
+        let since = (by_then, due.since(view.opened).as_secs_f64());
+        let pays = break_even(gain, since, gained + missing, per_second, rate.overhead()).max(0.0);
         // Whatever arrives meanwhile, the wait costs at most what it takes.
         let affordable = self.budget * gain.value(gained + missing) / per_second;
         let last = (view.opened + Time::span(pays.min(most))).min(due + Time::span(affordable));
@@ -121,6 +132,7 @@ impl Audit {
         rate: f64,
     ) -> Option<Duration> {
         self.budget += SHARE * gain.value(record.weight) / all;
+        self.watch(record, gain, rate);
         let (cut, gained) = self.due.take()?;
         let seconds = record.closed.since(cut).as_secs_f64();
         let cost = (rate * seconds - (gain.value(record.weight) - gained)) / all;
@@ -133,6 +145,21 @@ impl Audit {
         self.next = record.round.0 + pause.ceil() as u64;
         let round = ClosedRound::new(record, self.partial);
         Some(worth_waiting(&round, gain, cut.since(record.opened), rate))
+    }
+}
+
+impl Audit {
+    /// Looks for a change of the cluster. What audits cost before it says nothing about those after it.
+    fn watch(&mut self, record: &RoundRecord<'_>, gain: &Gain, rate: f64) {
+        let usual = rate * record.closed.since(record.opened).as_secs_f64();
+        let is_poor = gain.value(record.weight) < POOR * usual;
+        self.poor = if is_poor { self.poor + 1 } else { 0 };
+        if self.poor >= POOR_ROUNDS && record.round.0 >= self.settled {
+            (self.pause, self.expected) = (PAUSE.0, GUESS);
+            self.budget = self.budget.max(ADVANCE);
+            self.next = record.round.0 + 1;
+            self.settled = record.round.0 + APART;
+        }
     }
 }
 
@@ -209,7 +236,7 @@ mod tests {
 
     #[test]
     fn audits_that_cost_become_rare_and_those_that_pay_become_frequent() {
-        let mut audit = Audit::default();
+        let mut audit = Audit { settled: u64::MAX, ..Audit::default() };
         for round in [6, 20, 40] {
             closed(&mut audit, round, 2, 8, 3.0);
         }
@@ -219,6 +246,17 @@ mod tests {
         assert!((audit.budget - (ADVANCE + 3.0 * (0.008 - 1.2))).abs() < 1e-9, "{}", audit.budget);
         closed(&mut audit, 60, 2, 8, 0.5);
         assert_eq!(audit.pause, 8.0);
+    }
+
+    #[test]
+    fn rounds_that_suddenly_gain_little_are_audited() {
+        let mut audit = Audit { next: 500, pause: 256.0, budget: 0.0, ..Audit::default() };
+        for round in [100, 101] {
+            closed(&mut audit, round, 2, 2, 10.0);
+        }
+        audit.next = 500;
+        closed(&mut audit, 102, 2, 2, 10.0);
+        assert!(audit.next < 110 && audit.budget > 0.0, "{audit:?}");
     }
 
     #[test]

@@ -417,7 +417,9 @@ impl Policy for Auto {
         let gain = self.gain;
         let rate = self.rate.or_now(&gain, scene.gained(), scene.elapsed);
         let overhead = self.rate.overhead();
-        let mut latest = break_even(&gain, scene.gained() + scene.missing(), rate, overhead);
+        let last = view.arrivals.last().map_or(0.0, |arrival| seconds(arrival.at, view.opened));
+        let all = scene.gained() + scene.missing();
+        let mut latest = break_even(&gain, (gain.value(scene.gained()), last), all, rate, overhead);
         if self.floor.is_reached() {
             latest *= PROOF;
         }

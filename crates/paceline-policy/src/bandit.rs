@@ -9,7 +9,7 @@ use paceline_core::{Decision, Policy, RoundRecord, RoundView, Time};
 
 use crate::{
     learned::not_worth_waiting, objective::Gain, patience::Patience, rate::GainRate,
-    scene::in_order, stop::break_even,
+    scene::in_order,
 };
 
 /// Rounds that an arm remembers.
@@ -77,9 +77,8 @@ impl Policy for Bandit {
         let gained: f64 = view.arrivals.iter().map(|a| a.weight).sum();
         let missing: f64 = view.outstanding().map(|(_, work)| f64::from(work.samples)).sum();
         let elapsed = view.now.since(view.opened).as_secs_f64();
-        let (samples, all) = (Gain::default(), gained + missing);
-        let rate = self.rate.or_now(&samples, gained, elapsed);
-        let left = break_even(&samples, all, rate, self.rate.overhead()) - elapsed;
+        let rate = self.rate.or_now(&Gain::default(), gained, elapsed);
+        let left = (gained + missing) / rate - self.rate.overhead() - elapsed;
         if left <= 0.0 {
             return not_worth_waiting(view);
         }

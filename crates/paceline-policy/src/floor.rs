@@ -41,7 +41,7 @@ const ALPHA: f64 = 0.02;
 /// C: full rounds that it may fall behind besides.
 const CREDIT: f64 = 5.0;
 /// r₀: full rounds that it has gained when the floor begins.
-const FROM: f64 = 500.0;
+const FROM: f64 = 2000.0;
 /// δ: the probability that the bound fails.
 const DOUBT: f64 = 0.1;
 /// The bets and their shares. High ones prove much from few rounds, low ones serve where a few rounds are much

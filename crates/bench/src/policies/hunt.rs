@@ -28,7 +28,8 @@ pub(crate) fn run(paceline: &Paceline, report: &mut Report) -> Result<()> {
     let text = String::from_utf8(output.stdout)?;
     let finds: Vec<Find> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
     let worst = finds.first().context("the hunt found nothing")?;
-    let note = format!("auto's share of full sync, worst of {count} evaluations: `{}`", worst.command);
+    let note =
+        format!("auto's share of full sync, worst of {count} evaluations: `{}`", worst.command);
     report.at_least("hunt_worst_of_full", worst.share, 0.9, note);
     Ok(())
 }

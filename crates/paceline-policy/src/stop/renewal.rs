@@ -191,9 +191,17 @@ fn share_done(predictor: &dyn Predictor, s: &Silent, wait: f64, m: u32) -> f64 {
 }
 
 /// The moment, in seconds since the opening, after which even the arrival of all workers at once, with
-/// `all` samples, could not bring the round up to the run's rate.
-pub(crate) fn break_even(gain: &Gain, all: f64, rate: f64, overhead: f64) -> f64 {
-    gain.value(all) / rate - overhead
+/// `all` samples, could not pay: neither bring the round up to the run's rate, nor gain enough for the time since a
+/// moment when the round had `gained` so much. What it took until then is spent.
+pub(crate) fn break_even(
+    gain: &Gain,
+    (gained, since): (f64, f64),
+    all: f64,
+    rate: f64,
+    overhead: f64,
+) -> f64 {
+    let whole = gain.value(all);
+    (whole / rate - overhead).max(since + (whole - gained) / rate)
 }
 
 #[cfg(test)]
