@@ -21,7 +21,7 @@ def analyze(
     noise_scale: float | None = None,
     run_hours: float = 100.0,
 ) -> Analysis:
-    """Says what stragglers cost and what could be saved, as ``paceline analyze`` does.
+    """Reports what stragglers cost and what could be saved, as ``paceline analyze`` does.
 
     Args:
         trace: a path that ``paceline analyze`` reads (CSV, Parquet, the folder of a run or of a

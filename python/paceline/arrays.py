@@ -57,7 +57,7 @@ class ArraySession:
 
         Call :meth:`step` with the gradient of each batch. The iteration ends when the run reaches its end: its
         epochs, or a limit such as ``time_limit``. Raises :class:`RunEnded` if the run fails, or if this worker
-        loses it.
+        loses the connection.
         """
         while (work := self._next_work()) is not None:
             self._work = work

@@ -59,9 +59,9 @@ class LedgerLoader:
             raise PacelineError("drop_last cannot be given: every sample is used once per epoch")
         if not in_order:
             raise PacelineError("in_order=False cannot be given: a round needs the samples it was given")
-        if not hasattr(dataset, "__len__"):
+        if not hasattr(dataset, "__len__") or isinstance(dataset, torch.utils.data.IterableDataset):
             raise PacelineError(
-                "the dataset has no length: iterate over your own DataLoader instead and give "
+                "the dataset is a stream, whose samples cannot be handed out: iterate over your own DataLoader instead and give "
                 "paceline.init its batch_size; only weights are counted then"
             )
         self.session = session
@@ -92,7 +92,7 @@ class LedgerLoader:
         self._ahead: Portion | None = None
         self._yielded = 0
         self._warns = True
-        session.connect(len(dataset), batch_size * per_lease, ahead)
+        session.connect(len(dataset), batch_size * per_lease, ahead, shuffle)
 
     def __len__(self) -> int:
         return self._sampler.__len__()

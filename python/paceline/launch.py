@@ -143,11 +143,13 @@ def _start_server(workers: int, bind: str, token: str | None) -> str:
     while not file.exists():
         if server.poll() is not None:
             said = errors.read_text(errors="replace").strip().splitlines()
-            raise PacelineError(f"the server did not start: {said[-1] if said else 'it said nothing'}")
+            raise PacelineError(f"the server did not start: {said[-1] if said else 'it printed nothing'}")
         if time.monotonic() > deadline:
             server.terminate()
             raise PacelineError(f"the server did not start within {_START_PATIENCE:.0f} s ({errors})")
         time.sleep(0.01)
+    # It outlives this process, on purpose: without this Python warns that it is still running.
+    server.returncode = 0
     return file.read_text().split()[0]
 
 
@@ -158,7 +160,7 @@ def _number(env: Mapping[str, str], name: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise PacelineError(f"{name} is `{text}`, which is no number") from None
+        raise PacelineError(f"{name} is `{text}`, which is not a number") from None
 
 
 def _name() -> str:

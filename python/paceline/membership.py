@@ -25,7 +25,7 @@ class Membership:
     """Holds the connection to the run, and what the worker joined with: it joins again after a loss.
 
     ``optimizers`` describes the optimizers for the shards (mode ``"server"``); without it the worker steps its
-    own. ``clears`` says that gradients may be removed again: under a loss scale, if a later one overflows.
+    own. ``stepping`` says what else changes a step, and has to be alike on all workers. ``clears`` says that gradients may be removed again: under a loss scale, if a later one overflows.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Membership:
         *,
         run: Run | None,
         optimizers: Sequence[str] | None,
+        stepping: str,
         seed: int,
         epochs: int | None,
         hash_every: int,
@@ -61,13 +62,14 @@ class Membership:
         """Whether the worker has to take the run's state before it may contribute."""
         self._replica = replica
         self._optimizers = optimizers
+        self._stepping = stepping
         self._seed = seed
         self._hash_every = hash_every
         self._settings = settings
         self._clears = clears
         self._close = close
         # The data that it joined with: samples, batch and leases ahead.
-        self._data: tuple[int | None, int, int] = (None, 1, 0)
+        self._data: tuple[int | None, int, int, bool] = (None, 1, 0, True)
         # In mode "server": whether frozen values differ from those of the run, and the hash of the first ones.
         self._takes_frozen = False
         self._frozen_hash: int | None = None
@@ -103,9 +105,11 @@ class Membership:
 
     # -- Joining ----------------------------------------------------------------------------------------
 
-    def connect(self, samples: int | None, batch: int, ahead: int = 0) -> None:
+    def connect(
+        self, samples: int | None, batch: int, ahead: int = 0, shuffle: bool = True
+    ) -> None:
         """Joins the run with this data, and takes its state if that is needed."""
-        self._join(samples, batch, ahead)
+        self._join(samples, batch, ahead, shuffle)
         self.make_ready()
 
     def connect_unchanged(self, samples: int | None, batch: int) -> None:
@@ -114,7 +118,15 @@ class Membership:
         if not (self.takes_state and (self.steps_here or self._takes_frozen)):
             self.make_ready()
 
-    def _join(self, samples: int | None, batch: int, ahead: int = 0) -> None:
+    def _steppers(self, shuffle: bool) -> list[str]:
+        """What the server compares: how a worker steps, and the order of its samples."""
+        *others, last = self._replica.kinds() or ["nothing"]
+        order = "" if shuffle else " with samples in order"
+        return [*others, f"{last}{self._stepping}{order}"]
+
+    def _join(
+        self, samples: int | None, batch: int, ahead: int = 0, shuffle: bool = True
+    ) -> None:
         if self.worker is not None:
             raise PacelineError(
                 "the session is connected already: call session.loader() once, and before the first "
@@ -124,7 +136,7 @@ class Membership:
             raise PacelineError("the session is closed: call paceline.init again")
         self._check_fresh()
         self.run = run = self.run or find_run()
-        self._data = (samples, batch, ahead)
+        self._data = (samples, batch, ahead, shuffle)
         if self._frozen_hash is None:
             self._frozen_hash = self._replica.frozen_hash()
         tensors = self._replica.flat.tensors
@@ -135,7 +147,7 @@ class Membership:
             frozen_bytes=self._replica.frozen_bytes,
             frozen_hash=self._frozen_hash,
             optimizers=self._optimizers,
-            steppers=self._replica.kinds() if self.steps_here else [],
+            steppers=self._steppers(shuffle),
             samples=samples,
             batch=batch,
             seed=self._seed,
@@ -156,7 +168,7 @@ class Membership:
 
     def make_ready(self) -> None:
         """The worker may be given work, once it has the run's state."""
-        worker, (samples, _, ahead) = self.connected(), self._data
+        worker, (samples, _, ahead, _) = self.connected(), self._data
         version = worker.version
         if self.takes_state:
             replication, begins = self.replicating(), self._rejoins == 0

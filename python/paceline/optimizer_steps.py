@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .errors import PacelineError
 from .parameters import FlatVector
 from .state import Json, plain
 
@@ -29,6 +30,7 @@ class OptimizerSteps:
         self._flat = flat
         self._optimizers = list(optimizers)
         self._entries: list[Json] = [None] * len(optimizers)
+        self._counts = [len(params_of(optimizer)) for optimizer in optimizers]
         self._skips = False
         self._withheld: list[tuple[Tensor, Tensor | None]] = []
         self._unscaled: list[tuple[dict[str, Any], Any]] = []
@@ -83,6 +85,11 @@ class OptimizerSteps:
     def _begin(self, place: int) -> None:
         optimizer = self._optimizers[place]
         params = params_of(optimizer)
+        if len(params) != self._counts[place]:
+            raise PacelineError(
+                f"the optimizer has {len(params)} parameters now, and had {self._counts[place]} at paceline.init: "
+                "close the session, and call paceline.init again with the parameters that were added"
+            )
         if self._skips:
             self._withheld = [(param, param.grad) for param in params]
             for param in params:

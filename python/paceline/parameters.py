@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .errors import PacelineError
+
+log = logging.getLogger("paceline")
 
 PRESENCE = "paceline.presence"
 """The tensor behind all others: which parameters had a gradient, and whether one overflowed."""
@@ -86,6 +89,7 @@ class FlatVector:
         if not named:
             raise PacelineError("the model has no parameter that requires a gradient")
         _check(named, groups)
+        _warn_of_unstepped(named, groups)
         named.reverse()
         if by_group:
             named.sort(key=lambda item: groups.get(item[1], 0))
@@ -326,6 +330,19 @@ def _running_statistics(models: dict[str, nn.Module]) -> Iterator[tuple[str, nn.
             for name in ("running_mean", "running_var"):
                 if getattr(module, name) is not None:
                     yield full_name(prefix, f"{path}.{name}"), module, name
+
+
+def _warn_of_unstepped(named: Sequence[tuple[str, nn.Parameter]], groups: dict[Tensor, int]) -> None:
+    """An optimizer that the session does not know steps on other gradients on every worker."""
+    names = [f"`{name}`" for name, param in named if groups and param not in groups]
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        log.warning(
+            "%s%s belong to no optimizer of the session: give paceline.init all optimizers of the training loop, or "
+            "replicas will differ",
+            ", ".join(names[:3]),
+            more,
+        )
 
 
 def _check(named: Sequence[tuple[str, nn.Parameter]], groups: dict[Tensor, int]) -> None:

@@ -68,6 +68,9 @@ def init(
     """
     if mode not in ("mean", "server"):
         raise ValueError(f'mode must be "mean" or "server", not {mode!r}')
+    for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("hash_every", hash_every, 0)):
+        if value is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}, not {value}")
     if accumulate < 1:
         raise ValueError(f"accumulate must be at least 1, not {accumulate}")
     if lr_scaling not in (None, "none", *_LR_SCALINGS):

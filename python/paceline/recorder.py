@@ -40,7 +40,7 @@ def record(
     line by line, so that nothing is lost if it is killed. Start the recorder in all processes before
     the same step.
 
-    What a step is, by what the loop does:
+    How a step is detected:
 
     * It calls a ``DistributedDataParallel`` model: the time from the end of one gradient
       synchronisation to the moment at which the last bucket of the next is ready. The wait for
@@ -103,7 +103,7 @@ class Recorder:
 
     @property
     def waits_included(self) -> bool:
-        """Whether run-times include the wait for other ranks, as far as known by now."""
+        """Whether run-times include the wait for other ranks, as far as known so far."""
         apart = isinstance(self._source, _DdpSteps) and self._source.waits_apart
         return self._world_size > 1 and not apart
 

@@ -74,6 +74,7 @@ class Session:
             replica,
             run=run,
             optimizers=None if averages else described,
+            stepping=_stepping(lr_scaling, scaler),
             seed=seed,
             epochs=epochs,
             hash_every=hash_every,
@@ -205,9 +206,11 @@ class Session:
         """The number of this worker in the run."""
         return self._membership.connected().number
 
-    def connect(self, samples: int | None, batch: int, ahead: int = 0) -> None:
+    def connect(
+        self, samples: int | None, batch: int, ahead: int = 0, shuffle: bool = True
+    ) -> None:
         """Joins the run with this data. :meth:`loader` and the first ``backward()`` call it."""
-        self._membership.connect(samples, batch, ahead)
+        self._membership.connect(samples, batch, ahead, shuffle)
 
     def close(self) -> None:
         """Leaves the run. A session that is not closed leaves when the interpreter exits."""
@@ -225,6 +228,12 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _stepping(lr_scaling: str | None, scaler: Any) -> str:
+    """What changes a step beside the optimizer, in words."""
+    rule = "" if lr_scaling in (None, "none") else f' with lr_scaling="{lr_scaling}"'
+    return rule + ("" if scaler is None else " with a GradScaler")
 
 
 def _check_free(models: dict[str, nn.Module]) -> None:

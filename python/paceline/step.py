@@ -9,7 +9,7 @@ from . import _native
 
 @dataclass(frozen=True)
 class Step:
-    """What became of the last contribution."""
+    """The outcome of the last contribution."""
 
     round: int
     """The round."""

@@ -25,7 +25,7 @@ class Script:
         self._turns = iter(turns)
         self._standing: list[Portion] = []
 
-    def connect(self, samples: int, batch: int, ahead: int) -> None:
+    def connect(self, samples: int, batch: int, ahead: int, shuffle: bool) -> None:
         pass
 
     def next(self, epoch: int | None) -> Portion | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from typing import Any
 
 import paceline
@@ -351,3 +352,85 @@ def test_a_second_close_leaves_the_optimizer_to_its_next_session(serve: Any) -> 
         first.close()
         assert optimizer.step is step
     assert "step" not in vars(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "words"),
+    [
+        ({"lr_scaling": "sqrt"}, {"lr_scaling": "linear"}, 'with lr_scaling="sqrt" here and SGD with lr_scaling="linear"'),
+        ({"scaler": torch.amp.GradScaler("cpu")}, {}, "SGD with a GradScaler here and SGD in the run"),
+        ({"shuffle": False}, {}, "SGD with samples in order here and SGD in the run"),
+    ],
+    ids=["lr_scaling", "scaler", "shuffle"],
+)  # fmt: skip
+def test_what_changes_a_step_is_alike_on_all_workers(
+    serve: Any, here: dict[str, Any], there: dict[str, Any], words: str
+) -> None:
+    server = serve(2)
+
+    def join(settings: dict[str, Any]) -> paceline.Session:
+        model = mlp()
+        order = {key: value for key, value in settings.items() if key == "shuffle"}
+        others = {key: value for key, value in settings.items() if key != "shuffle"}
+        session = session_of(server, model, torch.optim.SGD(model.parameters(), lr=0.1), **others)
+        session.loader(data(), batch_size=4, **order)
+        return session
+
+    with join(there), pytest.raises(paceline.PacelineError) as error:
+        join(here)
+    assert words in str(error.value)
+
+
+def test_parameters_that_no_optimizer_of_the_session_steps_are_named(
+    serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    session_of(serve(1), model, optimizer).close()
+    assert "`2.weight`, `2.bias` belong to no optimizer of the session" in caplog.text
+
+
+def test_parameters_that_are_added_to_the_optimizer_later_are_refused(serve: Any) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    with session_of(serve(1), model, optimizer) as session:
+        optimizer.add_param_group({"params": model[2].parameters()})
+        _, x, y = next(iter(session.loader(data(), batch_size=4)))
+        nn.functional.mse_loss(model(x), y).backward()
+        with pytest.raises(paceline.PacelineError, match="has 4 parameters now, and had 2 at paceline.init"):
+            optimizer.step()
+
+
+def test_a_session_that_is_closed_at_once_leaves_at_once(
+    serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        session = joined(serve(1))
+        began = time.monotonic()
+        session.close()
+        assert time.monotonic() - began < 4.0
+    assert "was lost" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_size", 0), ("seed", -1), ("hash_every", -1), ("accumulate", 0)]
+)
+def test_a_number_out_of_range_is_named(name: str, value: int) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=f"{name} must be at least"):
+        paceline.init(model, optimizer, **{name: value})
+
+
+def test_a_stream_with_a_length_is_refused_by_the_loader(serve: Any) -> None:
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 8
+
+        def __iter__(self) -> Any:
+            return iter(range(8))
+
+    model = mlp()
+    with session_of(serve(1), model, torch.optim.SGD(model.parameters(), lr=0.1)) as session:
+        with pytest.raises(paceline.PacelineError, match="the dataset is a stream"):
+            session.loader(Stream(), batch_size=4)

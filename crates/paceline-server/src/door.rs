@@ -208,9 +208,11 @@ impl Door {
             return self.refuse(writer, peer, &format!("shard {shard} is not here")).await;
         };
         let store = &local.0;
-        let admitted = store.admission(worker, session, true);
-        if timeout(self.patience, admitted).await.is_err() {
-            return self.refuse(writer, peer, &format!("{worker} is not let in")).await;
+        let admitted = store.admission(worker, session);
+        match timeout(self.patience, admitted).await {
+            Ok(true) => {}
+            Ok(false) => return self.refuse(writer, peer, &format!("{worker} has left")).await,
+            Err(_) => return self.refuse(writer, peer, &format!("{worker} is not let in")).await,
         }
         if !store.connect(worker, session) {
             return self.refuse(writer, peer, &format!("{worker} is connected already")).await;

@@ -181,8 +181,14 @@ pub(crate) fn run_source(
     let balance = costs.clone().filter(|_| job.balance.is_some());
     // A gradient that later rounds admit is sent to its end.
     let push_until = if job.straggler.keeps_work() { Until::End } else { Until::Close };
-    let (data, mut buffers) =
-        DataPlane::connect(connect, config, &job, wait, &mailbox, push_until).map_err(join)?;
+    let connected = DataPlane::connect(connect, config, &job, wait, &mailbox, push_until);
+    let (data, mut buffers) = match connected {
+        // The user's loop left meanwhile, and shards no longer let the worker in.
+        Err(_) if mailbox.stop_reason(Duration::ZERO).is_some_and(|why| why.is_ok()) => {
+            return Ok(Tally::default());
+        }
+        connected => connected.map_err(join)?,
+    };
     let parts = job.micro_batches.max(1);
     let until = match (job.any_newer, job.straggler) {
         (true, _) => Until::End,

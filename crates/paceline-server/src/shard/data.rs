@@ -146,7 +146,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> DataConnection<R, W> {
         let (store, worker, session) = (Arc::clone(&self.store), self.worker, self.session);
         let outcome = tokio::select! {
             outcome = self.exchange() => outcome,
-            () = store.admission(worker, session, false) => return,
+            () = store.dismissal(worker, session) => return,
         };
         if let Err(error) = outcome {
             report(&error);

@@ -117,10 +117,12 @@ impl History {
     }
 }
 
-/// An admitted worker.
+/// An admitted worker, or one that was.
 #[derive(Debug)]
 struct Session {
     number: u64,
+    /// Whether the worker is gone.
+    gone: bool,
     /// Whether its data connection has come.
     connected: bool,
 }
@@ -202,40 +204,57 @@ impl Store {
     }
 
     pub(crate) fn admit(&self, worker: WorkerId, session: u64) {
-        self.sessions().insert(worker, Session { number: session, connected: false });
+        self.sessions().insert(worker, Session { number: session, gone: false, connected: false });
         self.sessions_changed.notify_waiters();
     }
 
     pub(crate) fn forget(&self, worker: WorkerId) {
-        self.sessions().remove(&worker);
+        if let Some(held) = self.sessions().get_mut(&worker) {
+            held.gone = true;
+        }
         self.sessions_changed.notify_waiters();
     }
 
     pub(crate) fn is_admitted(&self, worker: WorkerId, session: u64) -> bool {
-        self.sessions().get(&worker).is_some_and(|held| held.number == session)
+        self.sessions().get(&worker).is_some_and(|held| held.number == session && !held.gone)
+    }
+
+    fn has_left(&self, worker: WorkerId, session: u64) -> bool {
+        self.sessions().get(&worker).is_some_and(|held| held.number == session && held.gone)
     }
 
     /// The number of admitted workers.
     pub(crate) fn admitted(&self) -> usize {
-        self.sessions().len()
+        self.sessions().values().filter(|held| !held.gone).count()
     }
 
     /// Claims the session's one data connection; false if it is taken.
     pub(crate) fn connect(&self, worker: WorkerId, session: u64) -> bool {
         let mut sessions = self.sessions();
-        let held = sessions.get_mut(&worker).filter(|held| held.number == session);
+        let held = sessions.get_mut(&worker).filter(|held| held.number == session && !held.gone);
         held.is_some_and(|held| !std::mem::replace(&mut held.connected, true))
     }
 
-    /// Waits until the session is admitted (a worker may connect before the coordinator's command arrives),
-    /// or until it no longer is, by `wanted`.
-    pub(crate) async fn admission(&self, worker: WorkerId, session: u64, wanted: bool) {
+    /// Waits until the session is admitted, as a worker may connect before the coordinator's command arrives.
+    /// False if the worker has left already.
+    pub(crate) async fn admission(&self, worker: WorkerId, session: u64) -> bool {
+        let known = || self.is_admitted(worker, session) || self.has_left(worker, session);
+        self.sessions_until(known).await;
+        self.is_admitted(worker, session)
+    }
+
+    /// Waits until the session is no longer admitted.
+    pub(crate) async fn dismissal(&self, worker: WorkerId, session: u64) {
+        self.sessions_until(|| !self.is_admitted(worker, session)).await;
+    }
+
+    async fn sessions_until(&self, holds: impl Fn() -> bool) {
         loop {
             let changed = self.sessions_changed.notified();
             tokio::pin!(changed);
             // Registered before the check, so that no change is missed in between.
             changed.as_mut().enable();
-            if self.is_admitted(worker, session) == wanted {
+            if holds() {
                 return;
             }
             changed.await;
