@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
@@ -23,7 +24,10 @@ def train(folder: Path, mode: str) -> list[float]:
     if "buffers" in mode:
         layers.append(torch.nn.BatchNorm1d(4))
     network = torch.nn.Sequential(*layers)
-    model = network if mode == "no-ddp" else DistributedDataParallel(network)
+    if mode == "fsdp":
+        model = fully_shard(network)
+    else:
+        model = network if mode == "no-ddp" else DistributedDataParallel(network)
     if mode == "comm-hook":
         model.register_comm_hook(None, fp16_compress_hook)
     called = torch.compile(model, backend="eager") if "compiled" in mode else model

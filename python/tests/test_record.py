@@ -31,7 +31,7 @@ def seconds(path: Path) -> list[float]:
 
 
 APART = ["ddp", "comm-hook", "compiled", "buffers", "accumulate"]
-TOGETHER = ["no-ddp", "compiled-buffers"]
+TOGETHER = ["no-ddp", "compiled-buffers", "fsdp"]
 
 
 @pytest.fixture(scope="module")
