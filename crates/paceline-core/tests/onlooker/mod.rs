@@ -103,8 +103,10 @@ impl Onlooker {
             !self.barrier || (0..epoch).all(is_complete)
         };
         assert!(may_begin(&work.portion), "{} before its epoch", work.portion);
+        // A lease of an older epoch, given back by another worker, may become work before the worker is told of it.
         if let Some(leases) = self.leases.get_mut(&work.worker)
             && leases.first().is_some_and(may_begin)
+            && leases.first().and_then(Portion::epoch) <= work.portion.epoch()
         {
             assert_eq!(leases.remove(0), work.portion, "work is the first lease");
         }
