@@ -135,8 +135,8 @@ fn a_stopped_shard_is_waited_for_at_the_bound_and_not_before() {
     assert_eq!(bounded.awaited, 2);
     let stale = bounded.rounds.iter().filter(|round| round.stale > 0.0).count();
     assert_eq!(stale, 2 * 8);
-    // It has missed eight updates, 0.8 s, and the ninth waits. An audit in between may take 2 ms of it.
-    assert!((longest(&bounded) - 1.3).abs() < 0.005, "{}", longest(&bounded));
+    // It has missed eight updates, 0.8 s, and the ninth waits. An audit in between may take 30 ms of it.
+    assert!((longest(&bounded) - 1.3).abs() < 0.03, "{}", longest(&bounded));
     let unbounded = run(system, "0.75", 1000, &trace, "full");
     assert_eq!(unbounded.awaited, 0);
     assert!((longest(&unbounded) - 0.1).abs() < 0.01, "{}", longest(&unbounded));
